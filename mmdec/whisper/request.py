@@ -25,7 +25,7 @@ from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.features import recording_features
 from mmdec.whisper.options import Timestamps, TranscribeOptions
 from mmdec.whisper.special_tokens import ENGLISH_TOKEN, first_timestamp_token, is_multilingual, language_code
-from mmdec.whisper.window_options import CONDITION_TYPES, check_condition, check_no_speech
+from mmdec.whisper.window_options import CONDITION_TYPES
 from mmdec.whisper.words import check_alignment
 
 TIMESTAMPS = (None, "segment", "word")
@@ -202,15 +202,38 @@ def _options(whisper: LoadedWhisper, options: Mapping[str, Any]) -> dict[str, An
         default = getattr(settings, name, None)
         if default is not None:
             chosen.setdefault(name, default)
-    check_no_speech(chosen.get("no_speech_threshold"), chosen.get("logprob_threshold"))
+    _check_no_speech(chosen.get("no_speech_threshold"), chosen.get("logprob_threshold"))
     condition = chosen.get("condition_on_prev_tokens", getattr(settings, "condition_on_prev_tokens", None))
-    check_condition(chosen.get("prompt_condition_type") or CONDITION_TYPES[0], bool(condition))
+    _check_condition(chosen.get("prompt_condition_type") or CONDITION_TYPES[0], bool(condition))
     if "logprob_threshold" in chosen:
         chosen.setdefault("temperature", 0.0)
     if "max_new_tokens" in chosen:
         chosen.setdefault("max_length", None)  # else transformers warns about the config's value in each window
     _check_numbers(chosen)
     return chosen
+
+
+def _check_no_speech(no_speech: float | None, logprob: float | None) -> None:
+    """Raise InputError for a `no_speech_threshold` without a `logprob_threshold`; None: not given."""
+    if no_speech is not None and logprob is None:
+        raise InputError(
+            f"`logprob_threshold` must be given with `no_speech_threshold`, which is {format_value(no_speech)}, but is "
+            "None: a window is silent only if both say so. Whisper's default is -1.0."
+        )
+
+
+def _check_condition(prompt_kind: object, condition: bool) -> None:
+    """Raise InputError for a `prompt_condition_type` that is unknown, or needs `condition_on_prev_tokens`."""
+    if prompt_kind not in CONDITION_TYPES:
+        raise InputError(
+            f"`prompt_condition_type` must be one of {', '.join(CONDITION_TYPES)}, but is {format_value(prompt_kind)}. "
+            "Choose one."
+        )
+    if prompt_kind == "all-segments" and not condition:
+        raise InputError(
+            "`condition_on_prev_tokens` must be True where `prompt_condition_type` is 'all-segments', but is False. "
+            "Set it, or condition only the first segment."
+        )
 
 
 def _check_numbers(options: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The options of `generate` for one recording's windows, checked, and completed by the model's generation config."""
+"""The options of `generate` for one recording's windows, completed by the model's generation config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, cast, final
 from torch import Tensor
 from transformers import GenerationConfig, WhisperForConditionalGeneration
 
-from mmdec.checks.arguments import format_value
 from mmdec.errors import InputError
 from mmdec.generation.inputs import options_errors
 
@@ -65,7 +64,7 @@ class WindowOptions:
         times_tokens: bool = False,
         caller_options: Collection[str] = (),
     ) -> WindowOptions:
-        """Complete the keyword arguments of `generate`, and check them.
+        """Complete the arguments of `generate` that a `TranscriptionRequest` has checked, and check timestamps.
 
         Args:
             is_long: Whether the recording is longer than one window.
@@ -73,7 +72,7 @@ class WindowOptions:
             caller_options: Names of the options that the caller passed, for errors.
 
         Raises:
-            InputError: For options that contradict each other or the model.
+            InputError: For options that the model rejects, or timestamps that recording or model do not allow.
         """
         config = copy.deepcopy(cast(GenerationConfig, model.generation_config))
         with options_errors(model, caller_options):
@@ -88,13 +87,8 @@ class WindowOptions:
             value = options.get(name)
             return value if value is not None else getattr(settings, name, None)
 
-        condition = bool(value_of("condition_on_prev_tokens"))
-        prompt_kind = options.get("prompt_condition_type") or CONDITION_TYPES[0]
         timestamps = bool(value_of("return_timestamps")) or (is_long and options.get("return_timestamps") is None)
         no_timestamps: int | None = getattr(settings, "no_timestamps_token_id", None)
-        check_no_speech(value_of("no_speech_threshold"), value_of("logprob_threshold"))
-        check_condition(prompt_kind, condition)
-        _check_task(settings, options.get("language"), options.get("task"))
         _check_timestamps(timestamps, is_long, no_timestamps)
 
         scores = value_of("logprob_threshold") is not None
@@ -110,9 +104,9 @@ class WindowOptions:
             compression_ratio_threshold=value_of("compression_ratio_threshold"),
             logprob_threshold=value_of("logprob_threshold"),
             no_speech_threshold=value_of("no_speech_threshold"),
-            condition=condition,
+            condition=bool(value_of("condition_on_prev_tokens")),
             prompt_ids=options.get("prompt_ids"),
-            prompt_kind=prompt_kind,
+            prompt_kind=options.get("prompt_condition_type") or CONDITION_TYPES[0],
             language=value_of("language"),
             task=value_of("task"),
             logits_processor=options.get("logits_processor") or (),
@@ -140,15 +134,6 @@ def _previous_start(settings: Any) -> list[int]:
     return [] if token is None else [token]
 
 
-def _check_task(settings: Any, language: object, task: object) -> None:
-    """Raise InputError for a language or a task of an English-only model."""
-    if (language is not None or task is not None) and not getattr(settings, "is_multilingual", True):
-        raise InputError(
-            "`language` and `task` must be None for an English-only model, but are "
-            f"{format_value(language)} and {format_value(task)}. Leave them out."
-        )
-
-
 def _check_timestamps(timestamps: bool, is_long: bool, no_timestamps: int | None) -> None:
     """Raise InputError if timestamps are needed and missing, or asked for and not possible.
 
@@ -166,27 +151,4 @@ def _check_timestamps(timestamps: bool, is_long: bool, no_timestamps: int | None
         raise InputError(
             "`return_timestamps` must be False for a model whose generation config has no "
             "`no_timestamps_token_id`, but is True. Set this id, or leave timestamps out."
-        )
-
-
-def check_no_speech(no_speech: float | None, logprob: float | None) -> None:
-    """Raise InputError for a `no_speech_threshold` without a `logprob_threshold`; None: not given."""
-    if no_speech is not None and logprob is None:
-        raise InputError(
-            f"`logprob_threshold` must be given with `no_speech_threshold`, which is {format_value(no_speech)}, but is "
-            "None: a window is silent only if both say so. Whisper's default is -1.0."
-        )
-
-
-def check_condition(prompt_kind: object, condition: bool) -> None:
-    """Raise InputError for a `prompt_condition_type` that is unknown, or needs `condition_on_prev_tokens`."""
-    if prompt_kind not in CONDITION_TYPES:
-        raise InputError(
-            f"`prompt_condition_type` must be one of {', '.join(CONDITION_TYPES)}, but is {format_value(prompt_kind)}. "
-            "Choose one."
-        )
-    if prompt_kind == "all-segments" and not condition:
-        raise InputError(
-            "`condition_on_prev_tokens` must be True where `prompt_condition_type` is 'all-segments', but is False. "
-            "Set it, or condition only the first segment."
         )

@@ -67,6 +67,7 @@ def test_bad_sound_is_refused(whisper: LoadedWhisper, audio: Any, message: str) 
         ({"device": "tpu"}, "`device` must be"),
         ({"sample_rate": None}, "`sample_rate` must be given"),
         ({"prompt": "x", "prompt_condition_type": "all-segments"}, "condition_on_prev_tokens"),
+        ({"prompt_condition_type": "none"}, "`prompt_condition_type` must be one of"),
     ],
 )
 def test_bad_arguments_are_refused(whisper: LoadedWhisper, options: dict[str, Any], message: str) -> None:
