@@ -58,8 +58,8 @@ MAX_CONDITION_TEMPERATURE = 0.5  # the next window is not conditioned on text th
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What is decoded by itself: a recording of a call, or a piece of one."""
+class RecordingPart:
+    """What is decoded by itself: a recording of a call, or a part of one."""
 
     index: int  # the recording's, in the call
     samples: Tensor  # (T,) at 16 kHz
@@ -70,7 +70,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class DecodedRecording:
-    """The text and the cost of one recording, or of one piece of it."""
+    """The text and the cost of one recording, or of one part of it."""
 
     segments: list[Segment]
     language: str | None  # language code; None if the model has only one language
@@ -103,8 +103,8 @@ class LongFormResult:
         return [token for segment in self.segments for token in segment.tokens]
 
 
-def prepare_recording(request: TranscriptionRequest, piece: Piece) -> PreparedRecording:
-    """Compute the features of a recording, or of a piece of one, and choose what decodes it.
+def prepare_recording(request: TranscriptionRequest, part: RecordingPart) -> PreparedRecording:
+    """Compute the features of a recording, or of a part of one, and choose what decodes it.
 
     Raises:
         InputError: For options that contradict each other or the model.
@@ -112,11 +112,11 @@ def prepare_recording(request: TranscriptionRequest, piece: Piece) -> PreparedRe
     whisper, model = request.whisper, request.whisper.model
     stopwatch = Stopwatch(model.device)
     seconds = dict[str, float]()  # stage -> seconds
-    start, total = piece.start / SAMPLE_RATE, piece.total / SAMPLE_RATE
-    speculation = request.speculation.for_inputs([DraftInput(piece.index, piece.samples, start, total)])
+    start, total = part.start / SAMPLE_RATE, part.total / SAMPLE_RATE
+    speculation = request.speculation.for_inputs([DraftInput(part.index, part.samples, start, total)])
     if speculation is not request.speculation:  # a text of this recording was made to draft from
         seconds["drafter"] = stopwatch.lap()
-    inputs = request.features([piece.samples])
+    inputs = request.features([part.samples])
     seconds["features"] = stopwatch.lap()
     time_tokens = None
     if request.timestamps == "word":
@@ -128,8 +128,8 @@ def prepare_recording(request: TranscriptionRequest, piece: Piece) -> PreparedRe
             begins=partial(word_beginnings, decode=decode),
             first_time=first_timestamp_token(model),
         )
-    is_long = whisper.is_long(len(piece.samples))
-    call_options = request.generate_options(piece.index, is_long)
+    is_long = whisper.is_long(len(part.samples))
+    call_options = request.generate_options(part.index, is_long)
     options = WindowOptions.of(model, call_options, is_long, time_tokens is not None, request.caller_options)
     seconds["rest"] = stopwatch.lap()
     return PreparedRecording(
@@ -141,8 +141,8 @@ def prepare_recording(request: TranscriptionRequest, piece: Piece) -> PreparedRe
         margin=request.margin,
         attention_mask=inputs["attention_mask"],
         time_tokens=time_tokens,
-        index=piece.index,
-        progress=piece.progress,
+        index=part.index,
+        progress=part.progress,
         seconds=seconds,
     )
 

@@ -1,6 +1,6 @@
-"""Transcribes the recordings of a `transcribe` call with Whisper: together, whole or cut at pauses into pieces.
+"""Transcribes the recordings of a `transcribe` call with Whisper: together, whole or cut at pauses into parts.
 
-Each recording, or each piece, is decoded by itself, as `model.generate` decodes it alone. The scheduler runs up to
+Each recording, or each part, is decoded by itself, as `model.generate` decodes it alone. The scheduler runs up to
 `batch_size` of them in one thread; they share the passes of the decoder.
 """
 
@@ -26,7 +26,7 @@ from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import can_use_eager_copy
 from mmdec.whisper.long_form import (
     DecodedRecording,
-    Piece,
+    RecordingPart,
     finish_recording,
     prepare_recording,
     transcribe_windows,
@@ -59,7 +59,7 @@ def transcribe_recordings(
 
     Args:
         samples: Index -> 16 kHz samples (T,).
-        at_pauses: Whether recordings longer than one window (30 s) are cut at pauses into pieces, which are decoded by
+        at_pauses: Whether recordings longer than one window (30 s) are cut at pauses into parts, which are decoded by
             themselves, at the same time.
         progress: Called with the seconds of audio done and in total.
 
@@ -68,33 +68,33 @@ def transcribe_recordings(
     """
     transcripts = silent_transcripts(request.languages, samples)
     report = ProgressReport(progress, sum(map(len, samples.values())) / SAMPLE_RATE)
-    pieces = {
-        index: _pieces(request, index, recording, at_pauses, report)
+    parts = {
+        index: _recording_parts(request, index, recording, at_pauses, report)
         for index, recording in samples.items()
         if index not in transcripts
     }
     transcripts |= {
         index: _empty_transcript(request.languages, index, samples[index], NO_SPEECH_NOTE)
-        for index, parts in pieces.items()
-        if not parts
+        for index, of_recording in parts.items()
+        if not of_recording
     }
     yield transcripts
-    decodings = (  # a piece is prepared when there is room for it, not before
-        (piece, transcribe_windows(prepare_recording(request, piece)), 1)
-        for parts in pieces.values()
-        for piece in parts
+    decodings = (  # a part is prepared when there is room for it, not before
+        (part, transcribe_windows(prepare_recording(request, part)), 1)
+        for of_recording in parts.values()
+        for part in of_recording
     )
     width = 1 if keeps_state(request.options) else batch_size
-    finished = {index: list[tuple[Piece, DecodedRecording]]() for index in pieces}
+    finished = {index: list[tuple[RecordingPart, DecodedRecording]]() for index in parts}
     with _decoding_context(request):
-        for piece, result in decode_together(decodings, width):
-            parts = finished[piece.index]
-            parts.append((piece, finish_recording(request, result, len(piece.samples))))
-            if piece.progress is not None:
-                piece.progress.end()
-            if len(parts) == len(pieces[piece.index]):
-                decoded = _join_pieces(finished.pop(piece.index), len(samples[piece.index]))
-                yield {piece.index: _transcript(request, decoded)}
+        for part, result in decode_together(decodings, width):
+            decoded = finished[part.index]
+            decoded.append((part, finish_recording(request, result, len(part.samples))))
+            if part.progress is not None:
+                part.progress.end()
+            if len(decoded) == len(parts[part.index]):
+                joined = _join_parts(finished.pop(part.index), len(samples[part.index]))
+                yield {part.index: _transcript(request, joined)}
     report.end()
 
 
@@ -110,25 +110,25 @@ def transcription_steps(request: TranscriptionRequest, samples: Tensor) -> Steps
     if level:
         return _empty_transcript(request.languages, 0, samples, level)
     with hide_generate_warnings():
-        result = yield from transcribe_windows(prepare_recording(request, Piece(0, samples)))
+        result = yield from transcribe_windows(prepare_recording(request, RecordingPart(0, samples)))
     return _transcript(request, finish_recording(request, result, len(samples)))
 
 
-def _pieces(
+def _recording_parts(
     request: TranscriptionRequest, index: int, samples: Tensor, at_pauses: bool, report: ProgressReport
-) -> list[Piece]:
-    """Return what of a recording (T,) is decoded by itself: all of it, or pieces between pauses; [] without a voice."""
+) -> list[RecordingPart]:
+    """Return what of a recording (T,) is decoded by itself: all of it, or parts between pauses; [] without a voice."""
     windows = [SpeechWindow(0, samples)]
     if at_pauses and request.whisper.is_long(len(samples)):
         windows = cut_at_pauses(samples, request.whisper.extractor.n_samples)
     return [
-        Piece(index, window.samples, window.start, len(samples), report.part(len(window.samples) / SAMPLE_RATE))
+        RecordingPart(index, window.samples, window.start, len(samples), report.part(len(window.samples) / SAMPLE_RATE))
         for window in windows
     ]
 
 
-def _join_pieces(parts: Sequence[tuple[Piece, DecodedRecording]], samples: int) -> DecodedRecording:
-    """Join the decoded pieces of one recording.
+def _join_parts(parts: Sequence[tuple[RecordingPart, DecodedRecording]], samples: int) -> DecodedRecording:
+    """Join the decoded parts of one recording.
 
     Args:
         parts: In any order.
@@ -138,9 +138,9 @@ def _join_pieces(parts: Sequence[tuple[Piece, DecodedRecording]], samples: int) 
         return parts[0][1]
     parts = sorted(parts, key=lambda part: part[0].start)
     usage, segments = Usage(), list[Segment]()
-    for piece, decoded in parts:
+    for part, decoded in parts:
         usage.add(decoded.usage)
-        segments += [shift_segment(segment, piece.start / SAMPLE_RATE) for segment in decoded.segments]
+        segments += [shift_segment(segment, part.start / SAMPLE_RATE) for segment in decoded.segments]
     longest = max((decoded for _, decoded in parts), key=lambda decoded: decoded.samples)
     return DecodedRecording(segments, longest.language, usage, samples)
 

@@ -40,7 +40,7 @@ TimeTokens = Callable[[Any, Tensor, int, int | None], tuple[Tensor, Tensor | Non
 @final
 @dataclass(frozen=True, kw_only=True)
 class PreparedRecording:
-    """A recording, or a piece of one, before it is decoded: its features, and what decodes them."""
+    """A recording, or a part of one, before it is decoded: its features, and what decodes them."""
 
     # its attention implementation is not changed, not even to time tokens
     model: WhisperForConditionalGeneration

@@ -13,7 +13,7 @@ from mmdec.tasks.usage import Usage
 from mmdec.types import Round
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.decoder import FastDecoder
-from mmdec.whisper.long_form import Piece, prepare_recording, transcribe_windows
+from mmdec.whisper.long_form import RecordingPart, prepare_recording, transcribe_windows
 from mmdec.whisper.options import TranscribeOptions
 from mmdec.whisper.request import TranscriptionRequest
 from tests.conftest import buzz
@@ -85,7 +85,7 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
     usages = list[Usage]()
     for index, seconds in enumerate((1.7, 2.9)):
         scheduler = Scheduler()
-        recording = prepare_recording(call, Piece(index, torch.from_numpy(buzz(seconds))))
+        recording = prepare_recording(call, RecordingPart(index, torch.from_numpy(buzz(seconds))))
         task = scheduler.add(transcribe_windows(recording))
         scheduler.run()
         assert task.error is None
