@@ -179,7 +179,7 @@ def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mappin
     for _ in range(3):
         stopwatch = Stopwatch(translator.device)
         translation = translate_speech(path, model=translator)
-        calls.append((stopwatch.lap() / translation.seconds_source, translation.timings))
+        calls.append((stopwatch.lap() / translation.source_seconds, translation.timings))
     return calls
 
 

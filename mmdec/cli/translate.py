@@ -144,7 +144,7 @@ def _json_line(source: Path, target: Path | None, result: Translation, seconds: 
             "output": None if target is None else str(target),
             "text": content["text"],
             "units": content["units"],
-            "seconds_audio": round(content["seconds_source"], 3),
+            "seconds_audio": round(content["source_seconds"], 3),
             "seconds_taken": round(seconds, 4),
             "passes": content["passes"],
             "confidence": round(content["confidence"], 4),
@@ -165,6 +165,6 @@ def _plain_lines(source: Path, target: Path | None, result: Translation, seconds
     stages = ", ".join(f"{stage} {value:.3f}" for stage, value in result.timings.items())
     names = f"{printable(str(source))} -> {printable(str(target))}"
     return (
-        f"{names}\n  {result.text}\n  {result.seconds_source:.2f} s of audio in {seconds:.3f} s: {stages}\n"
+        f"{names}\n  {result.text}\n  {result.source_seconds:.2f} s of audio in {seconds:.3f} s: {stages}\n"
         f"  confidence {result.confidence:.2f}"
     )

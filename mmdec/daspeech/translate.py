@@ -44,7 +44,7 @@ class Translation:
     units: list[str] = field(repr=False)  # phones or word pieces of the translation, in order
     # stage -> seconds; the time of a padded batch (on a GPU) is divided equally among its recordings
     timings: dict[str, float] = field(repr=False)
-    seconds_source: float = 0.0  # duration of the French recording in seconds
+    source_seconds: float = 0.0  # duration of the French recording in seconds
     passes: int = 1  # number of passes of the decoder that writes units, summed over all segments
     confidence: float = 0.0  # in [0, 1]: expected share of right words, see `mmdec.tasks.confidence`
     note: str = ""  # what of the French recording's file could not be read
@@ -148,7 +148,7 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
             if not translation.units:
                 batch.errors[index] = InputError(
                     "`audio` must hold speech that the model recognises, but it found none in "
-                    f"{translation.seconds_source:.2f} seconds. Check the recording: its language, its level, its "
+                    f"{translation.source_seconds:.2f} seconds. Check the recording: its language, its level, its "
                     "noise."
                 )
         return batch.finish(chosen.min_confidence)
@@ -238,7 +238,7 @@ def _join_segments(segments: Sequence[SpokenTranslation], recording: sound.Recor
         sample_rate=sound.SAMPLE_RATE,
         units=units,
         timings={stage: sum(segment.timings[stage] for segment in segments) for stage in STAGES},
-        seconds_source=len(recording.samples) / sound.SAMPLE_RATE,
+        source_seconds=len(recording.samples) / sound.SAMPLE_RATE,
         passes=sum(segment.passes for segment in segments),
         confidence=weighted / len(units) if units else 0.0,
         note=recording.note,

@@ -166,7 +166,7 @@ def text_html(result: Translation, french: str = "") -> str:
     return (
         f'<div class="mm-said">{french_html}{output_html(result.text)}'
         f"{confidence_html(result.confidence, 'words', bool(load_translator().calibrations))}"
-        f'<p class="mm-note">{result.seconds_source:.1f} s of French, translated and spoken in '
+        f'<p class="mm-note">{result.source_seconds:.1f} s of French, translated and spoken in '
         f"{milliseconds(spent)}.</p>"
         f"<details><summary>Time of each stage</summary><table><tbody>{rows}</tbody></table></details></div>"
     )

@@ -38,7 +38,7 @@ def test_every_strategy_answers(any_model: Path, strategy: str, tmp_path: Path) 
     assert out.audio.dtype == np.float32
     assert np.abs(out.audio).max() <= 1
     assert tuple(out.timings) == STAGES
-    assert out.seconds_source == 2.0
+    assert out.source_seconds == 2.0
     assert not {"<s>", "</s>", "<pad>", "<unk>"} & set(out.units)
     path = out.save(tmp_path / "x.wav")
     back, rate = soundfile.read(path, dtype="float32")
@@ -54,7 +54,7 @@ def test_a_translation_survives_json(any_model: Path) -> None:
         "sample_rate",
         "units",
         "timings",
-        "seconds_source",
+        "source_seconds",
         "passes",
         "confidence",
         "note",
@@ -149,7 +149,7 @@ def test_a_long_recording_is_cut_and_joined(any_model: Path) -> None:
     whole = np.concatenate([parts[0], gap, parts[1], gap, parts[2]])
     out = mmdec.translate_speech(whole, sample_rate=RATE, model=any_model, device="cpu")
     each = mmdec.translate_speech(parts, sample_rate=RATE, model=any_model, device="cpu")
-    assert out.seconds_source == 8.0
+    assert out.source_seconds == 8.0
     assert len(out.units) > max(len(part.units) for part in each)
     assert len(out.text.split()) > max(len(part.text.split()) for part in each)
 
@@ -157,13 +157,13 @@ def test_a_long_recording_is_cut_and_joined(any_model: Path) -> None:
 def test_a_recording_of_ten_minutes_is_translated(tiny_model: Path) -> None:
     sound = np.tile(np.concatenate([buzz(5.0), np.zeros(4 * RATE, dtype=np.float32)]), 67)[: 600 * RATE]
     out = mmdec.translate_speech(sound, sample_rate=RATE, model=tiny_model, device="cpu")
-    assert out.seconds_source == 600.0
+    assert out.source_seconds == 600.0
     assert len(out.audio) > 66 * RATE // 4
 
 
 def test_stereo_at_another_rate_is_translated(any_model: Path) -> None:
     sound = np.repeat((buzz(1.5, rate=48_000) * 32767).astype(np.int16)[:, None], 2, axis=1)
-    assert mmdec.translate_speech(sound, sample_rate=48_000, model=any_model, device="cpu").seconds_source == 1.5
+    assert mmdec.translate_speech(sound, sample_rate=48_000, model=any_model, device="cpu").source_seconds == 1.5
 
 
 def test_threads_are_given_back(tiny_model: Path) -> None:
