@@ -81,7 +81,7 @@ def describe(
         options,
         drafter=None if drafter == "none" else drafter,
         batch_size=1 if stream or compare else options.batch_size,
-        generate={**generate, "do_sample": False} if compare else generate,
+        generate_options={**generate, "do_sample": False} if compare else generate,
     )
     if job.has_many_inputs(images):
         keywords = options.changed() | {"prompt": prompt}

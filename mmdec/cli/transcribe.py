@@ -263,7 +263,7 @@ def transcribe(
         drafter=None if drafter == "none" else drafter,
         timestamps=options.timestamps or ("segment" if kind in SUBTITLE_FORMATS else None),
         batch_size=1 if compare else options.batch_size,
-        generate=windows.generate,
+        generate_options=windows.generate,
     )
     of_files = {
         "output": output,

@@ -128,7 +128,7 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
         InputError: For a recording that cannot be translated, or in which the model finds no phone or word piece.
         BatchError: If some recordings of a list are rejected; it holds the results of the others.
     """
-    chosen = TranslateOptions.of(options)
+    chosen = TranslateOptions.from_keywords(options)
     batch = as_batch(audio, chosen.sample_rate)
     batch.check_listener("on_pass", chosen.on_pass, "a function of a pass", "Translate them one by one.")
     translator = as_translator(chosen)

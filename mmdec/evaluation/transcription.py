@@ -180,8 +180,8 @@ class TranscriptionHarness(Harness[Tensor]):
 
     def _request(self, recordings: int) -> TranscriptionRequest:
         plain = Speculation(DecodingOptions(drafter=None))
-        options = TranscribeOptions(language=self.language, generate=self.options)
-        return TranscriptionRequest.of(self.whisper, options, recordings, plain)
+        options = TranscribeOptions(language=self.language, generate_options=self.options)
+        return TranscriptionRequest.from_options(self.whisper, options, recordings, plain)
 
 
 @final

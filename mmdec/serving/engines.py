@@ -100,12 +100,12 @@ class TranscriptionEngine:
             InputError: For a wrong option, or a recording that the model does not take.
         """
         options = _given(options)
-        chosen = TranscribeOptions.of(options).changed()
+        chosen = TranscribeOptions.from_keywords(options).changed()
         loaded = self.loaded
         if not isinstance(loaded, LoadedAudioLm):
             return SpeechInputs(samples, chosen)
         chosen["do_sample"] = "temperature" in chosen  # otherwise the model's settings would decide it
-        request = transcription_request(loaded, TranscribeOptions.of(chosen), 1)
+        request = transcription_request(loaded, TranscribeOptions.from_keywords(chosen), 1)
         assert isinstance(request, AudioLmRequest)
         request.check(samples)
         if describe_silence(samples):
@@ -163,7 +163,7 @@ class TranscriptionEngine:
         call_options = {**speech.options, "on_round": on_round, "statistics": self._options.statistics}
         result: mmdec.Transcript
         if job.models:
-            request = transcription_request(self.loaded, TranscribeOptions.of(call_options), 1)
+            request = transcription_request(self.loaded, TranscribeOptions.from_keywords(call_options), 1)
             if isinstance(request, AudioLmRequest):
                 result = yield from recording_steps(request, samples, speech.inputs)
             else:
@@ -307,13 +307,13 @@ class VisionEngine:
         options = _given(options)
         stops = options.pop("stop_strings", ())
         options |= {"stop_strings": list(stops)} if stops else {}
-        chosen = DescribeOptions.of(options | {"statistics": self._options.statistics})
+        chosen = DescribeOptions.from_keywords(options | {"statistics": self._options.statistics})
         steps = partial(self._steps, dialogue=prompt, options=chosen, stops=stops)
         return Job(self, steps, (self.vlm.model,), _cache_tokens(self.vlm.model, prompt.tokens, options))
 
     def _steps(self, job: Job, dialogue: Dialogue, options: DescribeOptions, stops: Sequence[str]) -> Steps[Any]:
         with suggesting_options(option_names(DescribeOptions)):
-            request = DescriptionRequest.of(self.vlm, options)
+            request = DescriptionRequest.from_options(self.vlm, options)
         usage, pictures = Usage(), [dialogue.question.pictures]
         text = AnswerText(job, usage, self.tokenizer, stops, strips=True)
         steps = answer_steps(request, dialogue.inputs, pictures, dialogue.seconds, usage=[usage])

@@ -138,7 +138,7 @@ class InputGroups:
     refill: int  # number of free rows from which the next group begins
 
     @classmethod
-    def of(
+    def from_indices(
         cls,
         model: PreTrainedModel,
         speculation: Speculation,

@@ -72,7 +72,7 @@ class TaskOptions:
         self._set(min_confidence=check_min_confidence(self.min_confidence))
 
     @classmethod
-    def of(cls, keywords: Mapping[str, Any]) -> Self:
+    def from_keywords(cls, keywords: Mapping[str, Any]) -> Self:
         """Make options from the keyword arguments of a call."""
         return cls(**keywords)
 
@@ -101,20 +101,20 @@ class GenerateOptions(TaskOptions):
     seed: int | None = option(None, "Seed of the random numbers, for sampling.")
     statistics: DecodingStatistics | None = option(None, "Acceptance rates measured in earlier calls.")
     on_round: Callable[[Round], None] | None = option(None, "Called with each decoding round.")
-    generate: Mapping[str, Any] = field(default_factory=lambda: {})  # options of `generate`
+    generate_options: Mapping[str, Any] = field(default_factory=lambda: {})  # options of `generate`
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_callable("on_round", self.on_round, "a function of a round")
 
     @classmethod
-    def of(cls, keywords: Mapping[str, Any]) -> Self:
+    def from_keywords(cls, keywords: Mapping[str, Any]) -> Self:
         """Make options from the keyword arguments of a call; unknown ones are options of `generate`."""
         values = {name: value for name, value in keywords.items() if name in option_names(cls)}
-        return cls(**values, generate={name: value for name, value in keywords.items() if name not in values})
+        return cls(**values, generate_options={name: value for name, value in keywords.items() if name not in values})
 
     def changed(self) -> dict[str, Any]:
-        return super().changed() | dict(self.generate)
+        return super().changed() | dict(self.generate_options)
 
 
 def options_of(kind: type[Any]) -> list[Field[Any]]:

@@ -95,7 +95,7 @@ class DescriptionRequest:
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
 
     @classmethod
-    def of(cls, vlm: LoadedVlm, options: DescribeOptions, questions: int = 1) -> DescriptionRequest:
+    def from_options(cls, vlm: LoadedVlm, options: DescribeOptions, questions: int = 1) -> DescriptionRequest:
         """Make a request, and check everything that can be checked before an image is read.
 
         Args:
@@ -106,9 +106,9 @@ class DescriptionRequest:
         Raises:
             InputError: If the drafter does not fit the model, or for options of `generate` that `describe` sets itself.
         """
-        check_generate_options(options.generate, vlm.model, RESERVED_HERE, "mmdec.generate")
+        check_generate_options(options.generate_options, vlm.model, RESERVED_HERE, "mmdec.generate")
         speculation = load_speculation(options, options.drafter, vlm, questions, checked=vlm.checked)
-        return cls(vlm, speculation, options.generate, options.on_text, read_calibrations(vlm.directory))
+        return cls(vlm, speculation, options.generate_options, options.on_text, read_calibrations(vlm.directory))
 
     def confidence(self, evidence: Evidence, usage: Usage) -> float:
         """Return the probability that an answer is right.

@@ -72,11 +72,11 @@ class Chat:
         for name, reason in UNSUPPORTED_OPTIONS.items():
             if name in options:
                 raise InputError(f"`{name}` must be left out for a chat, but is given. {reason}")
-        chosen = DescribeOptions.of(options)
+        chosen = DescribeOptions.from_keywords(options)
         self._threads, self._min_confidence = chosen.threads, chosen.min_confidence
         vlm = as_vlm(chosen)
         with suggesting_options(option_names(DescribeOptions) - {*UNSUPPORTED_OPTIONS}):
-            self._request = DescriptionRequest.of(vlm, chosen)
+            self._request = DescriptionRequest.from_options(vlm, chosen)
         self._messages: list[VlmMessage] = []  # all questions and answers so far
         self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
         self._evidence: Evidence = {}  # evidence of the last answer, which covers all pictures so far

@@ -134,18 +134,20 @@ def describe(
         InputError: If an argument or an image is rejected, or a prompt exceeds the model's maximum length.
         BatchError: If some questions of a list are rejected; it holds the results of the others.
     """
-    chosen = DescribeOptions.of(options)
+    chosen = DescribeOptions.from_keywords(options)
     batch = InputBatch(pair_questions(image, prompt), not isinstance(image, list), "images")
     batch.check_listener(
         "on_text", chosen.on_text, "a function of a piece of text", "Call `describe` for each of them."
     )
     vlm = as_vlm(chosen)
     with suggesting_options(option_names(DescribeOptions)):
-        request = DescriptionRequest.of(vlm, chosen, len(batch))
+        request = DescriptionRequest.from_options(vlm, chosen, len(batch))
 
     with pass_stop_iteration(), with_threads(chosen.threads, vlm.model):
         generate = with_length(request.options, vlm.model)
-        groups = InputGroups.of(vlm.model, request.speculation, generate, range(len(batch)), chosen.batch_size)
+        groups = InputGroups.from_indices(
+            vlm.model, request.speculation, generate, range(len(batch)), chosen.batch_size
+        )
         names = dict[int, str]()  # index -> the argument that an error about the answer names
         # a group is read when there is room for it, not before
         decodings = filter(None, (_begin_group(request, batch, group, names) for group in groups.groups))

@@ -78,7 +78,7 @@ class AudioLmRequest:
     calibrations: Mapping[str, Calibration]
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         loaded: LoadedAudioLm,
         options: TranscribeOptions,
@@ -93,13 +93,13 @@ class AudioLmRequest:
             InputError: For an option that this model does not support.
         """
         _check_options(loaded, options)
-        generate, prompt = options.generate, options.prompt
-        chosen = {key: value for key, value in generate.items() if value is not None}
+        prompt = options.prompt
+        chosen = {key: value for key, value in options.generate_options.items() if value is not None}
         check_generate_options(chosen, loaded.model, RESERVED_HERE, "mmdec.generate")
         return cls(
             loaded=loaded,
             speculation=load_speculation(options, options.drafter, loaded, recordings, True, loaded.checked),
-            options=generate,
+            options=options.generate_options,
             prompt=prompt if prompt and prompt.strip() else None,
             languages=_languages(loaded, options.language, recordings),
             calibrations=read_calibrations(loaded.directory),
@@ -150,7 +150,7 @@ def transcribe_with_audio_lm(
     total = sum(map(len, samples.values())) / SAMPLE_RATE
     spoken = [index for index in samples if index not in silent]
     model, options = request.loaded.model, with_length(request.options, request.loaded.model)
-    groups = InputGroups.of(model, request.speculation, options, spoken, batch_size)
+    groups = InputGroups.from_indices(model, request.speculation, options, spoken, batch_size)
     decodings = (
         (
             group,
@@ -305,7 +305,9 @@ def _check_options(loaded: LoadedAudioLm, options: TranscribeOptions) -> None:
     remedy = "Leave it out, or use a Whisper."
     if options.cut_at_pauses:
         raise InputError(f"`cut_at_pauses` must be False for {name}, but is True. {remedy}")
-    windows = {"timestamps": options.timestamps} | {option: options.generate.get(option) for option in WINDOW_OPTIONS}
+    windows = {"timestamps": options.timestamps} | {
+        option: options.generate_options.get(option) for option in WINDOW_OPTIONS
+    }
     for argument, value in windows.items():
         if value is not None:
             raise InputError(f"`{argument}` must be None for {name}, but is {format_value(value)}. {remedy}")
@@ -313,7 +315,7 @@ def _check_options(loaded: LoadedAudioLm, options: TranscribeOptions) -> None:
         raise InputError(
             f"`task` must be 'transcribe' for {name}, but is {format_value(options.task)}. Ask for it in `prompt`."
         )
-    temperature = options.generate.get("temperature")
+    temperature = options.generate_options.get("temperature")
     if isinstance(temperature, (list, tuple)):
         raise InputError(
             f"`temperature` must be one number for {name}, but is {format_value(temperature)}. Leave it out for "

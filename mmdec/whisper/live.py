@@ -169,7 +169,7 @@ class LiveTranscriber:
             if name in options:
                 raise InputError(f"`{name}` must be left out for a stream, but is given. {reason}")
         stream = TranscribeStreamOptions(**{name: options.pop(name) for name in STREAM_OPTION_NAMES if name in options})
-        chosen = TranscribeOptions.of(options)
+        chosen = TranscribeOptions.from_keywords(options)
         if isinstance(chosen.model, LoadedAudioLm):
             raise InputError(
                 "`model` must be a Whisper to transcribe a stream, but is "
@@ -177,7 +177,7 @@ class LiveTranscriber:
             )
         whisper = as_whisper(chosen)
         with suggesting_options(STREAM_NAMES):
-            self._request = request = TranscriptionRequest.of(whisper, chosen, 1)
+            self._request = request = TranscriptionRequest.from_options(whisper, chosen, 1)
         self._drafts = request.speculation.drafter_for(whisper.model) is not None
         # options for provisional text: no word times, and less silence after the audio than up to 30 s; the shorter
         # silence hardly ever changes a token

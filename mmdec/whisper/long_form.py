@@ -130,7 +130,7 @@ def prepare_recording(request: TranscriptionRequest, part: RecordingPart) -> Pre
         )
     is_long = whisper.is_long(len(part.samples))
     call_options = request.generate_options(part.index, is_long)
-    options = WindowOptions.of(model, call_options, is_long, time_tokens is not None, request.caller_options)
+    options = WindowOptions.from_options(model, call_options, is_long, time_tokens is not None, request.caller_options)
     seconds["rest"] = stopwatch.lap()
     return PreparedRecording(
         model=model,

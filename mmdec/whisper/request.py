@@ -79,7 +79,7 @@ class TranscriptionRequest:
     caller_limits_length: bool = False  # whether the caller limits the length of a window's text
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         whisper: LoadedWhisper,
         options: TranscribeOptions,
@@ -109,7 +109,7 @@ class TranscriptionRequest:
             )
         if timestamps == "word":
             check_alignment(whisper.model)
-        chosen = _options(whisper, options.generate)
+        chosen = _options(whisper, options.generate_options)
         if all(chosen.get(name) is None and getattr(settings, name, None) is None for name in LENGTH_OPTIONS):
             # transformers would cut at 20 tokens; stock Whispers name this number in their generation settings
             chosen["max_length"] = whisper.model.config.max_target_positions
@@ -130,10 +130,10 @@ class TranscriptionRequest:
             languages=languages,
             options=chosen,
             has_timestamps=has_timestamps,
-            caller_options=tuple(options.generate),
+            caller_options=tuple(options.generate_options),
             calibrations=calibrations,
             fallback_calibrations=fallback,
-            caller_limits_length=sets_length(options.generate),
+            caller_limits_length=sets_length(options.generate_options),
         )
 
     def check(self, samples: Tensor) -> None:

@@ -144,7 +144,7 @@ def transcribe(audio: Audio | Sequence[Audio], **options: Any) -> Transcript | l
     References:
         Whisper (Radford et al. 2022); drafters name their own papers.
     """
-    chosen = TranscribeOptions.of(options)
+    chosen = TranscribeOptions.from_keywords(options)
     batch = as_batch(audio, chosen.sample_rate)
     if _is_audio_lm(chosen.model):
         loaded = model_of_call(chosen, LoadedAudioLm, load_audio_lm, AUDIO_LM)
@@ -182,8 +182,8 @@ def transcription_request(
     """
     with suggesting_options(option_names(TranscribeOptions)):
         if isinstance(loaded, LoadedWhisper):
-            return TranscriptionRequest.of(loaded, options, recordings)
-        return AudioLmRequest.of(loaded, options, recordings)
+            return TranscriptionRequest.from_options(loaded, options, recordings)
+        return AudioLmRequest.from_options(loaded, options, recordings)
 
 
 def load_transcriber(

@@ -56,7 +56,7 @@ class WindowOptions:
     caller_options: Collection[str]  # names of the options that the caller passed, for errors
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         model: WhisperForConditionalGeneration,
         options: Mapping[str, Any],

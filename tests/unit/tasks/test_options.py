@@ -66,9 +66,9 @@ def test_changed_options_make_the_same_options_again(_: Any, kind: type[TaskOpti
     given: dict[str, Any] = {"threads": 2, "min_confidence": 0.5}
     if issubclass(kind, GenerateOptions):
         given |= {"seed": 3, "temperature": 0.5}
-        assert kind.of(given).generate == {"temperature": 0.5}
-    assert kind.of(given).changed() == given
-    assert kind.of(kind.of(given).changed()) == kind.of(given)
+        assert kind.from_keywords(given).generate_options == {"temperature": 0.5}
+    assert kind.from_keywords(given).changed() == given
+    assert kind.from_keywords(kind.from_keywords(given).changed()) == kind.from_keywords(given)
 
 
 def test_an_unknown_option_of_a_call_without_generate_is_a_type_error() -> None:

@@ -147,7 +147,7 @@ def window_options(
     model: WhisperForConditionalGeneration, inputs: dict[str, Tensor], options: dict[str, Any], words: bool
 ) -> WindowOptions:
     is_long = inputs["input_features"].shape[-1] > 2 * model.config.max_source_positions
-    return WindowOptions.of(model, options, is_long, words)
+    return WindowOptions.from_options(model, options, is_long, words)
 
 
 def wanted(model: WhisperForConditionalGeneration, inputs: dict[str, Tensor], options: dict[str, Any]) -> Any:

@@ -81,7 +81,7 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
     assert hooks
     assert set(hooks) == {0}
     speculation = mmdec.speculate("lookup", num_speculative_tokens=3)
-    call = TranscriptionRequest.of(whisper, TranscribeOptions(language="en"), 2, speculation)
+    call = TranscriptionRequest.from_options(whisper, TranscribeOptions(language="en"), 2, speculation)
     usages = list[Usage]()
     for index, seconds in enumerate((1.7, 2.9)):
         scheduler = Scheduler()
