@@ -37,7 +37,7 @@ from mmdec.cli import (
     transcribe,
     translate,
 )
-from mmdec.cli.options import AsJson, as_verb
+from mmdec.cli.options import AsJson, command_arguments
 from mmdec.cli.progress import own_process
 from mmdec.errors import EXIT_CODE_REFUSED
 
@@ -82,18 +82,20 @@ def info(as_json: AsJson = False) -> None:
         typer.echo(f"{'kernel':<14}{kernel['name']}, {state}")
 
 
-app.command(**as_verb("translate data/samples/*.wav --output out"))(translate.translate)
-app.command(**as_verb("transcribe data/samples/english/*.flac"))(transcribe.transcribe)
-app.command(**as_verb('describe data/samples/images/menu.png --prompt "How much is BURGER?"'))(describe.describe)
-app.command(**as_verb("chat HuggingFaceTB/SmolLM2-135M-Instruct"))(chat.chat)
-app.command(**as_verb("index README.md docs/*.md --model HuggingFaceTB/SmolLM2-135M --output docs.safetensors"))(
-    index.index
+app.command(**command_arguments("translate data/samples/*.wav --output out"))(translate.translate)
+app.command(**command_arguments("transcribe data/samples/english/*.flac"))(transcribe.transcribe)
+app.command(**command_arguments('describe data/samples/images/menu.png --prompt "How much is BURGER?"'))(
+    describe.describe
 )
-app.command(**as_verb("demo --port 7860"))(serve.demo)
-app.command(**as_verb("serve --port 8000"))(serve.serve)
+app.command(**command_arguments("chat HuggingFaceTB/SmolLM2-135M-Instruct"))(chat.chat)
+app.command(
+    **command_arguments("index README.md docs/*.md --model HuggingFaceTB/SmolLM2-135M --output docs.safetensors")
+)(index.index)
+app.command(**command_arguments("demo --port 7860"))(serve.demo)
+app.command(**command_arguments("serve --port 8000"))(serve.serve)
 app.add_typer(train.app, name="train")
-app.command(**as_verb("doctor vlm-scenes/eagle vlm-scenes"))(doctor.doctor)
-app.command(**as_verb("info --json"))(info)
+app.command(**command_arguments("doctor vlm-scenes/eagle vlm-scenes"))(doctor.doctor)
+app.command(**command_arguments("info --json"))(info)
 app.add_typer(evaluate.app, name="eval")
 app.add_typer(bench.app, name="bench")
 app.add_typer(convert.app, name="convert")

@@ -28,7 +28,7 @@ from mmdec.cli.options import (
     Judging,
     Language,
     Model,
-    as_verb,
+    command_arguments,
     log,
 )
 from mmdec.cli.reports import Against, Destinations, DrafterDestinations, JsonTo, MarkdownTo, PlotTo, with_report
@@ -131,13 +131,13 @@ app = typer.Typer(
     no_args_is_help=True,
     epilog="Example: mmdec bench all --quick",
 )
-app.command("all", **as_verb("bench all --quick --json out/bench.json"))(bench_all)
-app.command("show", **as_verb("bench show out/bench.json --markdown out/bench.md"))(show_saved)
+app.command("all", **command_arguments("bench all --quick --json out/bench.json"))(bench_all)
+app.command("show", **command_arguments("bench show out/bench.json --markdown out/bench.md"))(show_saved)
 
 Pairs = Annotated[int, typer.Option("--repeats", min=1, help="Pairs of runs timed for each row of the report.")]
 
 
-@app.command(**as_verb("bench speech --repeats 3"))
+@app.command(**command_arguments("bench speech --repeats 3"))
 @with_report
 def speech(
     recordings: Annotated[
@@ -162,7 +162,7 @@ def speech(
     return bench_speech(paths, model, repeats=repeats, device=device, threads=threads, judge=other, log=log)
 
 
-@app.command(**as_verb("bench kernels --device cuda"))
+@app.command(**command_arguments("bench kernels --device cuda"))
 @with_report
 def kernels(
     repeats: Pairs = 15,
@@ -179,7 +179,7 @@ def kernels(
     return bench_kernels(repeats=repeats, device=device, threads=threads, log=log)
 
 
-@app.command(**as_verb("bench drafters --model whisper-tiny.en --drafter medusa --drafter ctc"))
+@app.command(**command_arguments("bench drafters --model whisper-tiny.en --drafter medusa --drafter ctc"))
 @partial(with_report, destinations=DrafterDestinations)
 def drafters(model: Model, options: DrafterBenchOptions) -> BenchRun:
     """Time drafters in turn on the same inputs, against plain decoding and transformers' own loops.
@@ -193,7 +193,7 @@ def drafters(model: Model, options: DrafterBenchOptions) -> BenchRun:
     return bench_drafters(model, replace(options, audio=_expand_folders(options.audio)), log)
 
 
-@app.command(**as_verb("bench peer data/samples/english --model whisper-tiny.en"))
+@app.command(**command_arguments("bench peer data/samples/english --model whisper-tiny.en"))
 @with_report
 def peer(
     recordings: Annotated[list[Path] | None, typer.Argument(metavar="[IN]...", help="Audio files, or folders.")] = None,

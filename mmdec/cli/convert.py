@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mmdec.cli.options import AsJson, as_verb
+from mmdec.cli.options import AsJson, command_arguments
 from mmdec.cli.reports import print_written
 
 app = typer.Typer(
@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 
 
-@app.command(**as_verb("convert medusa whisper-medusa-v1 heads"))
+@app.command(**command_arguments("convert medusa whisper-medusa-v1 heads"))
 def medusa(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Folder with the published checkpoint.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the heads.")],
@@ -29,7 +29,7 @@ def medusa(
     print_written(convert_medusa(source, output), as_json)
 
 
-@app.command(**as_verb("convert hifigan g_02500000 vocoder"))
+@app.command(**command_arguments("convert hifigan g_02500000 vocoder"))
 def hifigan(
     source: Annotated[
         Path, typer.Argument(metavar="IN", help="The generator's checkpoint; config.json must lie next to it.")
@@ -43,7 +43,7 @@ def hifigan(
     print_written(convert_hifigan(source, output), as_json)
 
 
-@app.command(**as_verb("convert daspeech published models/published"))
+@app.command(**command_arguments("convert daspeech published models/published"))
 def daspeech(
     source: Annotated[
         Path,
@@ -61,7 +61,7 @@ def daspeech(
     print_written(convert_fairseq(source, output), as_json)
 
 
-@app.command(**as_verb("convert fairseq2 s2t_conformer.pt encoder.safetensors"))
+@app.command(**command_arguments("convert fairseq2 s2t_conformer.pt encoder.safetensors"))
 def fairseq2(
     source: Annotated[Path, typer.Argument(metavar="IN", help="fairseq2's .pt or .safetensors of an s2t_conformer.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="File (.safetensors) that a recipe begins from.")],
@@ -73,7 +73,7 @@ def fairseq2(
     print_written(convert_fairseq2(source, output), as_json)
 
 
-@app.command(**as_verb("convert drafter EAGLE-Vicuna-7B-v1.3 eagle"))
+@app.command(**command_arguments("convert drafter EAGLE-Vicuna-7B-v1.3 eagle"))
 def drafter(
     source: Annotated[
         Path,

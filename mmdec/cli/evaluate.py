@@ -25,7 +25,7 @@ from mmdec.cli.options import (
     Device,
     Limit,
     Model,
-    as_verb,
+    command_arguments,
     log,
     with_option_groups,
 )
@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 
 
-@app.command(**as_verb("eval speech --split test --limit 50"))
+@app.command(**command_arguments("eval speech --split test --limit 50"))
 def speech(
     split: Annotated[str, typer.Option(help="Split of the corpus: test, test_voices or dev.")] = "test",
     corpus: Annotated[
@@ -99,7 +99,7 @@ def speech(
     deliver_report(report, json_to, speech_table)
 
 
-@app.command(**as_verb("eval asr --split test --limit 50"))
+@app.command(**command_arguments("eval asr --split test --limit 50"))
 @with_option_groups
 def asr(options: AsrEvalOptions, model: Model = WHISPER_MODEL, json_to: JsonTo = None) -> None:
     """Score a Whisper: word and character error rate, tokens per round, seconds and speedup."""
@@ -108,7 +108,7 @@ def asr(options: AsrEvalOptions, model: Model = WHISPER_MODEL, json_to: JsonTo =
     deliver_report(evaluate_asr(model, options, log), json_to, asr_table)
 
 
-@app.command(**as_verb("eval vlm --questions data/samples/images/samples.tsv"))
+@app.command(**command_arguments("eval vlm --questions data/samples/images/samples.tsv"))
 @with_option_groups
 def vlm(options: VlmEvalOptions, model: Model = VLM_MODEL, json_to: JsonTo = None) -> None:
     """Score a vision-language model: what is right by task, tokens per round, and the drafter's share of the time."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mmdec.cli.options import AsJson, as_verb
+from mmdec.cli.options import AsJson, command_arguments
 from mmdec.cli.reports import print_written
 
 app = typer.Typer(
@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 
 
-@app.command(**as_verb("export drafter runs/eagle3 served --to speculators --model models/mine"))
+@app.command(**command_arguments("export drafter runs/eagle3 served --to speculators --model models/mine"))
 def drafter(
     source: Annotated[
         str, typer.Argument(metavar="IN", help="A drafter's folder or Hugging Face id, or <model>/<drafter>.")
@@ -47,7 +47,7 @@ def drafter(
     print_written(folder, as_json)
 
 
-@app.command(**as_verb("export fairseq2 runs/units/network.safetensors s2t_conformer.safetensors"))
+@app.command(**command_arguments("export fairseq2 runs/units/network.safetensors s2t_conformer.safetensors"))
 def fairseq2(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A DASpeech network's safetensors.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="File (.safetensors) with fairseq2's names.")],

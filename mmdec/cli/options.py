@@ -131,7 +131,7 @@ class MmdecCommand(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         options = [param for param in self.params if isinstance(param, TyperOption)]
         typed = {str(option.name): next(name for name in option.opts if name.startswith("--")) for option in options}
-        mark = _cli_names.set({**typed, **VERBS})
+        mark = _cli_names.set({**typed, **COMMANDS})
         try:
             return super().invoke(ctx)
         except InputError as error:
@@ -162,9 +162,9 @@ def _range_errors() -> Iterator[None]:
         raise InputError(f"`{typed}` must be {kind}{bounds}, but is {value:.60}. See `--help`.") from None
 
 
-VERBS = {"mmdec.translate_speech": "mmdec translate", "mmdec.transcribe": "mmdec transcribe"}  # call -> its command
+COMMANDS = {"mmdec.translate_speech": "mmdec translate", "mmdec.transcribe": "mmdec transcribe"}  # call -> its command
 # of the command that runs: name in the library -> as the user types it
-_cli_names: ContextVar[Mapping[str, str]] = ContextVar("_cli_names", default=VERBS)
+_cli_names: ContextVar[Mapping[str, str]] = ContextVar("_cli_names", default=COMMANDS)
 
 
 def in_cli_syntax(message: str) -> str:
@@ -175,7 +175,7 @@ def in_cli_syntax(message: str) -> str:
     return rename_arguments(message, _cli_names.get())
 
 
-def as_verb(example: str) -> dict[str, Any]:
+def command_arguments(example: str) -> dict[str, Any]:
     """Return keyword arguments for typer's `command`.
 
     Args:
@@ -190,28 +190,28 @@ def is_typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def with_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Decorate a typer command so that the fields of a dataclass parameter become options.
 
     The command gets an object of the dataclass.
     """
-    parameters = list(signature(verb, eval_str=True).parameters.values())
+    parameters = list(signature(command, eval_str=True).parameters.values())
     groups: dict[str, Any] = {
         parameter.name: parameter.annotation for parameter in parameters if is_dataclass(parameter.annotation)
     }
     options = {name: _group_options(kind) for name, kind in groups.items()}
 
-    @wraps(verb)
-    def command(**values: Any) -> None:
+    @wraps(command)
+    def with_groups(**values: Any) -> None:
         groups_of_options = {
             name: groups[name](**{option.name: values.pop(option.name) for option in options[name]}) for name in groups
         }
-        verb(**values, **groups_of_options)
+        command(**values, **groups_of_options)
 
     plain = [parameter for parameter in parameters if parameter.name not in groups]
     # typer reads the options from the signature
-    vars(command)["__signature__"] = Signature([*plain, *chain.from_iterable(options.values())])
-    return command
+    vars(with_groups)["__signature__"] = Signature([*plain, *chain.from_iterable(options.values())])
+    return with_groups
 
 
 def _group_options(kind: Any) -> list[Parameter]:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from mmdec.checks.arguments import check_finite
-from mmdec.cli.options import AbsolutePaths, AsJson, Model, as_verb, log
+from mmdec.cli.options import AbsolutePaths, AsJson, Model, command_arguments, log
 from mmdec.cli.progress import progress_bar
 from mmdec.cli.reports import print_result
 from mmdec.drafters.built_in import trainable_names
@@ -30,7 +30,7 @@ def root() -> None:
     """Train a drafter for your own model."""
 
 
-@app.command(**as_verb("train drafter --model vlm-scenes --data questions.json --output my-drafter"))
+@app.command(**command_arguments("train drafter --model vlm-scenes --data questions.json --output my-drafter"))
 def drafter(
     model: Model,
     data: Annotated[

@@ -353,7 +353,7 @@ def _transcribe_all(
 
         first = 0
         calls = divide_by_bytes(inputs, lambda path: path, MAX_BYTES_PER_CALL, options.batch_size)
-        for batch in [[one] for one in inputs] if comparer.on else calls:
+        for batch in [[path] for path in inputs] if comparer.on else calls:
             transcribe_batch(batch, first)
             first += len(batch)
 
@@ -424,21 +424,25 @@ def reads_stdin(inputs: list[str], of_files: Mapping[str, object], of_live: Mapp
     Raises:
         InputError: If standard input is not the only input, or a given option does not fit the input.
     """
-    keywords, others = (
+    given_of_files, given_of_live = (
         [f"`--{name.replace('_', '-')}`" for name, value in options.items() if value is not None and value is not False]
         for options in (of_files, of_live)
     )
     if STDIN not in inputs:
-        if others:
-            raise InputError(f"{others[0]} must come with {STDIN}, standard input, but files are given. Leave it out.")
+        if given_of_live:
+            raise InputError(
+                f"{given_of_live[0]} must come with {STDIN}, standard input, but files are given. Leave it out."
+            )
         return False
     if len(inputs) > 1:
         raise InputError(f"`IN` must be {STDIN} alone, for standard input, or files, but is both. Call it twice.")
-    if keywords:
+    if given_of_files:
         remedy = (
-            "Redirect the output, for instance with > talk.srt." if "`--output`" in keywords else "Name a file for it."
+            "Redirect the output, for instance with > talk.srt."
+            if "`--output`" in given_of_files
+            else "Name a file for it."
         )
-        raise InputError(f"{keywords[0]} cannot be combined with standard input. {remedy}")
+        raise InputError(f"{given_of_files[0]} cannot be combined with standard input. {remedy}")
     return True
 
 
