@@ -360,7 +360,7 @@ class CorpusDrafter:
         row.last_matches = []
         for size, source, rows in sorted(found, key=lambda match: (-match[0], -match[1])):
             probability = rest * state.probability(_group(source, size, len(rows)))
-            row.last_matches.append((_group(source, size, len(rows)), frozenset(one[0] for one in rows)))
+            row.last_matches.append((_group(source, size, len(rows)), frozenset(tokens[0] for tokens in rows)))
             rest -= probability
             probabilities = [probability / len(rows)]
             for step in range(1, length):

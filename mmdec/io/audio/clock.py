@@ -265,9 +265,11 @@ class _Packets:
         """
         if self._ahead is None:
             self._ahead = deque(self._source)
-            packets = (packet for packet, _ in self._ahead)
             self._times = np.array(
-                [np.nan if one is None or one.pts is None else float(one.pts * one.time_base) for one in packets]
+                [
+                    np.nan if packet is None or packet.pts is None else float(packet.pts * packet.time_base)
+                    for packet, _ in self._ahead
+                ]
             )
         times = self._times[len(self._times) - len(self._ahead) :]
         between = (times >= start) & (times < end - JITTER)

@@ -60,7 +60,7 @@ class FileStructure:
 
     def overlaps_damage(self, start: int, end: int) -> bool:
         """Return whether a damaged range overlaps the bytes from `start` to `end`."""
-        first = bisect_left(self.damaged, start, key=lambda one: one[1])
+        first = bisect_left(self.damaged, start, key=lambda range_: range_[1])
         return first < len(self.damaged) and self.damaged[first][0] < end
 
 

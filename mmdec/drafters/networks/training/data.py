@@ -235,7 +235,7 @@ class DraftData(LightningDataModule):
         many, few, options = self.options.samples, self.options.dev_samples, self.options
         if options.dev_split is not None:
             both = {"train": self.read_split(options.train_split, many), "dev": self.read_split(options.dev_split, few)}
-            named = ([f"{one.question[:60]} ({one.name})" for one in both[split]] for split in ("train", "dev"))
+            named = ([f"{sample.question[:60]} ({sample.name})" for sample in both[name]] for name in ("train", "dev"))
             check_apart(named, "questions", "Name splits that do not overlap.")
             return both
         chosen = self.read_split(options.train_split, None if many is None else many + few)
