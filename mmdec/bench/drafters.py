@@ -60,7 +60,7 @@ class InputMethod:
     def is_ours(self) -> bool:
         return self.method.loop == "mmdec"
 
-    def of(self, index: int) -> Method:
+    def for_input(self, index: int) -> Method:
         """Return the method for an input."""
         if self.drafter_of is None:
             return self.method
@@ -77,7 +77,7 @@ class Turns:
     stopped: str = ""  # why they stopped before the end; "" if they did not
 
     @classmethod
-    def of(cls, methods: Sequence[InputMethod]) -> Turns:
+    def of_methods(cls, methods: Sequence[InputMethod]) -> Turns:
         """Begin with no measurements."""
         return cls({method.name: [] for method in methods}, {method.name: [] for method in methods})
 
@@ -161,15 +161,15 @@ def make_methods(
     for label, choice in drafts.items():
         small = workload.small_network(choice) if isinstance(choice, Path) else None
         if small is None:
-            drafter = resolve_drafter(choice, workload.home).drafter_for(workload.model)
+            drafter = resolve_drafter(choice, workload.loaded_target).drafter_for(workload.model)
             ours.append(InputMethod(Method.with_drafter(label, drafter, nodes)))
             continue
         network, options = small
         has_small = True
-        drafter = resolve_drafter(network, workload.home).drafter_for(workload.model)
+        drafter = resolve_drafter(network, workload.loaded_target).drafter_for(workload.model)
         ours.append(InputMethod(Method.with_drafter(label, drafter, nodes)))
         if inner is not None:
-            source = resolve_drafter(small_model(network, inner=inner), workload.home)
+            source = resolve_drafter(small_model(network, inner=inner), workload.loaded_target)
             name = f"{label}, inner {inner}"
             ours.append(InputMethod(Method.with_drafter(name, source.drafter_for(workload.model), nodes)))
         options = {"assistant_model": network, **options}
@@ -200,7 +200,7 @@ def _is_runnable(workload: Workload[Any], method: InputMethod, left_out: dict[st
         left_out: Gets the reason if transformers cannot run the method.
     """
     try:
-        call = workload.harness.measure([workload.inputs[0]], method.of(0))
+        call = workload.harness.measure([workload.inputs[0]], method.for_input(0))
     except (MmdecError, MemoryError):
         raise
     except Exception as error:
@@ -222,7 +222,7 @@ def measure_in_turn(
         methods: Greedy decoding comes first.
         deadline: Time of `time.monotonic` after which no input is begun; the first always is. None: there is none.
     """
-    turns, count, begin = Turns.of(methods), len(workload.inputs), time.monotonic()
+    turns, count, begin = Turns.of_methods(methods), len(workload.inputs), time.monotonic()
     for number in range(repeats * count):
         repeat, index = divmod(number, count)
         if number and deadline is not None and time.monotonic() > deadline:
@@ -240,7 +240,7 @@ def measure_in_turn(
 def _measure(workload: Workload[Any], method: InputMethod, index: int) -> Measurement:
     watch = Stopwatch()
     begin = watch.process_cpu_time()
-    call = workload.harness.measure([workload.inputs[index]], method.of(index))
+    call = workload.harness.measure([workload.inputs[index]], method.for_input(index))
     return replace(call, cpu_seconds=watch.process_cpu_time() - begin)
 
 

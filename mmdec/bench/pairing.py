@@ -52,7 +52,7 @@ class PairedTiming:
     n: int
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[float, float]]) -> PairedTiming:
+    def from_pairs(cls, pairs: Sequence[tuple[float, float]]) -> PairedTiming:
         """Summarise pairs (a, b): the seconds of two successive calls, one of each method."""
         low, middle, high = quartiles([y / x for x, y in pairs])
         a, b = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
@@ -107,7 +107,7 @@ def time_pairs(
             pair.append(wall if seconds is None else seconds(result))
         if number:
             pairs.append((pair[0], pair[1]))
-    return PairedTiming.of(pairs)
+    return PairedTiming.from_pairs(pairs)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

@@ -209,7 +209,7 @@ def compare_engines(sides: Sides, group: str, indices: Sequence[int]) -> list[Co
             (WALL_CLOCK, a.seconds, b.seconds),
             (CPU_TIME, sides[subject, 1].cpu_seconds, sides[baseline, 1].cpu_seconds),
         ):
-            pairs = PairedTiming.of(
+            pairs = PairedTiming.from_pairs(
                 [pair for index in indices for pair in zip(ours[index], theirs[index], strict=True)]
             )
             total, other = (_total({index: laps[index] for index in indices}) for laps in (ours, theirs))

@@ -67,7 +67,7 @@ class Workload(ABC, Generic[Input]):
     bench: str  # name of the report
     noun: str  # what the inputs are, in the plural
     model: PreTrainedModel
-    home: LoadedTarget | None  # finds drafters in the model's folder; None: there is nothing to find
+    loaded_target: LoadedTarget | None  # finds drafters in the model's folder; None: there is nothing to find
     directory: Path
     harness: Harness[Input]
     inputs: Sequence[Input]
@@ -97,7 +97,7 @@ class Workload(ABC, Generic[Input]):
 class PromptWorkload(Workload[TokenPrompt]):
     """Prompts for a language model."""
 
-    bench, noun, home = "drafters-text", "prompts", None
+    bench, noun, loaded_target = "drafters-text", "prompts", None
 
     def __init__(self, language: LoadedLanguageModel, prompts: Sequence[TokenPrompt]) -> None:
         self.language, self.model, self.directory, self.inputs = language, language.model, language.directory, prompts
@@ -132,12 +132,12 @@ class RecordingWorkload(Workload[NamedRecording]):
         paths: Sequence[Path],
         harness: TranscriptionHarness | AudioLmHarness,
     ) -> None:
-        self.home, self.model, self.directory = loaded, loaded.model, directory
+        self.loaded_target, self.model, self.directory = loaded, loaded.model, directory
         self.harness = RecordingHarness(harness)
         self.inputs = [NamedRecording(path, harness.read(path)) for path in paths]
 
     def small_network(self, folder: Path) -> tuple[PreTrainedModel, dict[str, Any]] | None:
-        if isinstance(self.home, LoadedWhisper):
+        if isinstance(self.loaded_target, LoadedWhisper):
             return (load_whisper(folder, self.model.device).model, {}) if model_kind(folder) == WHISPER_KIND else None
         return (load_language_model(folder, self.model.device).model, {}) if is_language_model(folder) else None
 
@@ -158,7 +158,7 @@ class QuestionWorkload(Workload[ImageQuestion]):
     def __init__(
         self, vlm: LoadedVlm, directory: Path, questions: Sequence[ImageQuestion], max_new_tokens: int | None
     ) -> None:
-        self.home, self.model, self.directory, self.inputs = vlm, vlm.model, directory, questions
+        self.loaded_target, self.model, self.directory, self.inputs = vlm, vlm.model, directory, questions
         self.harness = DescriptionHarness(vlm, max_new_tokens)
 
     def small_network(self, folder: Path) -> tuple[PreTrainedModel, dict[str, Any]] | None:

@@ -72,7 +72,7 @@ class CheckpointFolder:
     names: frozenset[str]  # names of its tensors
 
     @classmethod
-    def of(cls, path: Path) -> CheckpointFolder:
+    def read(cls, path: Path) -> CheckpointFolder:
         """Read config.json and the tensors' names of a drafter's folder.
 
         Raises:

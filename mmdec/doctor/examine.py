@@ -160,7 +160,7 @@ def examine(
         )
     loaded = load_drafter(drafter, model.model, "drafter")
     loaded.check(target)
-    folder = CheckpointFolder.of(drafter_by_name(drafter, "drafter") or Path(drafter))
+    folder = CheckpointFolder.read(drafter_by_name(drafter, "drafter") or Path(drafter))
     template = template and has_template(model)
     run = _network_run(loaded, model.model)
     layers = {-1}

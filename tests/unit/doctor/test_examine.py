@@ -81,7 +81,7 @@ def read(folder: Path) -> NetworkRun:
 
 
 def examine_folder(folder: Path, texts: list[TargetAnswer]) -> Examined:
-    return find_remedies(read(folder), CheckpointFolder.of(folder), target(), texts)
+    return find_remedies(read(folder), CheckpointFolder.read(folder), target(), texts)
 
 
 @pytest.fixture(scope="module")
