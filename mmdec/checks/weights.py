@@ -7,6 +7,7 @@ configuration may not describe a network larger than its weights. Each violation
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +68,19 @@ def report_damage(message: str, remedy: str = "Download it again.") -> Iterator[
         raise
     except Exception as error:
         raise InputError(f"{message} ({type(error).__name__}: {error!s:.300}). {remedy}") from error
+
+
+def check_checkpoint_folder(source: str | os.PathLike[str]) -> Path:
+    """Return the folder of a published checkpoint, a call's argument `source`.
+
+    Raises:
+        InputError: If it is no folder, or has no config.json.
+    """
+    folder = Path(source)
+    if not (folder / "config.json").is_file():
+        lacks = "does not" if folder.is_dir() else "is not a folder"
+        raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's folder.")
+    return folder
 
 
 def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:

@@ -19,7 +19,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_instance, check_path, check_whole
-from mmdec.checks.weights import WEIGHTS_FILE, build_with_weights, read_settings, read_weights, weight_file
+from mmdec.checks.weights import (
+    WEIGHTS_FILE,
+    build_with_weights,
+    check_checkpoint_folder,
+    read_settings,
+    read_weights,
+    weight_file,
+)
 from mmdec.drafters.eagle.checkpoint import SYSTEMS, System
 from mmdec.drafters.fit import check_model_sizes
 from mmdec.drafters.networks.draft_network import DraftNetwork
@@ -188,10 +195,7 @@ def convert(
     Raises:
         InputError: For FLASH and any other format that is not supported.
     """
-    folder = Path(source)
-    if not (folder / CONFIG_FILE).is_file():
-        lacks = "does not" if folder.is_dir() else "is not a folder"
-        raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's folder.")
+    folder = check_checkpoint_folder(source)
     target = new_folder(directory)
     if system not in (None, *SYSTEMS):
         raise InputError(f"`system` must be one of {', '.join(SYSTEMS)}, but is {system!r:.60}. Leave it out.")

@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from mmdec.checks.arguments import check_path, format_value
 from mmdec.checks.weights import (
     build_with_weights,
+    check_checkpoint_folder,
     read_settings,
     read_weights,
     report_damage,
@@ -181,10 +182,7 @@ def convert_medusa(source: str | os.PathLike[str], directory: str | os.PathLike[
     Returns:
         `directory`.
     """
-    folder = Path(source)
-    if not (folder / "config.json").is_file():
-        lacks = "does not" if folder.is_dir() else "is not a folder"
-        raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's folder.")
+    folder = check_checkpoint_folder(source)
     return save_heads(directory, _published_heads(folder, "source"))
 
 
