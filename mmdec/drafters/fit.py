@@ -39,13 +39,13 @@ def check_target_sizes(target: Target, hidden_size: int, vocab_size: int) -> Non
         )
 
 
-def check_device(target: Target, device: torch.device) -> None:
+def check_drafter_device(target: Target, device: torch.device) -> None:
     """Raise InputError unless a drafter on this device is on the target's."""
     if device != target.device:
         raise InputError(f"`drafter` must be on the target's device, {target.device}, but is on {device}. Move it.")
 
 
-def check_placement(target: Target, weight: Tensor, dtype: torch.dtype) -> None:
+def check_drafter_placement(target: Target, weight: Tensor, dtype: torch.dtype) -> None:
     """Raise InputError unless a drafter's weights have the device of the target, and the dtype of its LM head.
 
     Args:

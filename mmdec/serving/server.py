@@ -33,7 +33,7 @@ UNCACHED = {"Cache-Control": "no-store"}
 EXPOSED_HEADERS = ("Retry-After", "X-Confidence", "X-Note", "X-Should-Retry", "X-Text")  # pages may read them
 MAX_UPLOAD_READERS = 2  # maximum number of uploads that are decoded to samples or pixels at the same time
 T = TypeVar("T")
-Engine = TypeVar("Engine", bound=AnyEngine)
+EngineKind = TypeVar("EngineKind", bound=AnyEngine)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Server:
         """Return whether a request is authorised: its headers have the right token, or the server needs none."""
         return self._token is None or hmac.compare_digest(headers.get(b"authorization", b""), self._token)
 
-    def engine(self, name: str | None, *kinds: type[Engine]) -> Engine:
+    def engine(self, name: str | None, *kinds: type[EngineKind]) -> EngineKind:
         """Return the engine of the model `name`.
 
         If `name` is None, the first model with such an engine is used.

@@ -24,7 +24,7 @@ from mmdec.core.tree import PrefixTree, trees_from_lists
 from mmdec.drafters.ctc.confusion import Bin, ConfusionNetwork
 from mmdec.drafters.ctc.network import CtcHead
 from mmdec.drafters.ctc.tokens import BLANK, FIRST_PIECE, SEGMENT_END, TokenPieces
-from mmdec.drafters.fit import check_device
+from mmdec.drafters.fit import check_drafter_device
 from mmdec.drafters.registry import built_in_drafter
 from mmdec.errors import InputError
 from mmdec.phonetics.piece_ngram import PieceNGram
@@ -237,7 +237,7 @@ class Ctc:
                 f"`drafter` must write tokens below {target.vocab_size}, the model's, but writes {self.end} and "
                 f"{self.first_time}. Use the head that was trained for this model."
             )
-        check_device(target, self.head.output.weight.device)
+        check_drafter_device(target, self.head.output.weight.device)
 
     def drafts_for(self, prompt: Sequence[int]) -> bool:
         """Return whether the head drafts for a row with this prompt: it knows the language, and refuses no token."""

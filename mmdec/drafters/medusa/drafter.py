@@ -20,7 +20,7 @@ from torch.nn.functional import linear, silu
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import int_rows, top_indices, trees_from_lists
 from mmdec.core.tree_shape import HeadAccuracy, count_ranks, default_probabilities
-from mmdec.drafters.fit import check_placement, check_target_sizes
+from mmdec.drafters.fit import check_drafter_placement, check_target_sizes
 from mmdec.drafters.medusa.network import HeadLayer, KeyValues, MedusaHeads
 from mmdec.drafters.networks.kv_cache import DraftCache
 from mmdec.drafters.registry import built_in_drafter
@@ -106,7 +106,7 @@ class Medusa:
         """Raise InputError if the heads were made for another model, or have another device or dtype."""
         config = self.heads.config
         check_target_sizes(target, config.hidden_size, config.vocab_size)
-        check_placement(target, next(self.heads.parameters()), self.output.weight.dtype)
+        check_drafter_placement(target, next(self.heads.parameters()), self.output.weight.dtype)
 
     def start(self, context: Context) -> MedusaState:
         """Return the drafter's state for one `generate` call; nothing is run yet.

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import root_only
-from mmdec.drafters.fit import check_placement, check_target_sizes
+from mmdec.drafters.fit import check_drafter_placement, check_target_sizes
 from mmdec.drafters.networks.draft_network import DraftNetwork, stack_conditions
 from mmdec.drafters.networks.kv_cache import DraftCache, DraftState, PendingPrompt, PendingTokens, PromptInfo, RootState
 from mmdec.drafters.networks.layers import positions_from
@@ -82,7 +82,7 @@ class NetworkDrafter:
         """Raise InputError if the network was made for another model, or has another device or dtype."""
         config = self.network.config
         check_target_sizes(target, config.target_size, config.vocab_size)
-        check_placement(target, next(self.network.parameters()), self.output.weight.dtype)
+        check_drafter_placement(target, next(self.network.parameters()), self.output.weight.dtype)
 
     def start(self, context: Context) -> DraftState:
         """Return the drafter's state for one `generate` call. The network is not run yet.

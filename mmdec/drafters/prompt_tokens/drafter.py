@@ -25,7 +25,7 @@ from torch import Tensor
 from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import int_list, int_rows, top_indices, trees_from_lists
 from mmdec.core.tree_shape import HeadAccuracy, Path, count_ranks, default_probabilities
-from mmdec.drafters.fit import check_device, check_target_sizes
+from mmdec.drafters.fit import check_drafter_device, check_target_sizes
 from mmdec.drafters.prompt_tokens.network import PromptTokens
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
@@ -70,7 +70,7 @@ class PromptTokensDrafter:
                 "`drafter` must suit the model, but prompt tokens need a decoder-only model without recurrent layers, "
                 f"and {target.name} is not. Use lookup."
             )
-        check_device(target, self.network.embeddings.device)
+        check_drafter_device(target, self.network.embeddings.device)
 
     def start(self, context: Context) -> PromptTokensState:
         """Return the state of one call. The prompt's pass has no soft nodes, so the first round drafts no tokens."""

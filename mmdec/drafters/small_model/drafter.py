@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from mmdec.core.tree import chain_drafts, int_list, trees_from_lists
-from mmdec.drafters.fit import check_device
+from mmdec.drafters.fit import check_drafter_device
 from mmdec.drafters.growing_tree import GrowingTree, SampledTrees
 from mmdec.drafters.small_model.short_prompt import Shorten, check_prompt, shorten_prompt
 from mmdec.drafters.small_model.staged import InnerDrafter, StagedRow, greedy_tokens, inner_drafter, start_rows
@@ -126,7 +126,7 @@ class SmallModel:
                 f"{self._model.name} reads {self._model.hidden_size}. Choose one with the target's encoder, or a "
                 "whole model."
             )
-        check_device(target, self._model.device)
+        check_drafter_device(target, self._model.device)
         if self._inner is not None:
             self._inner.check(self._model)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmdec.core.growing_text import REPLACEMENT_CHARACTER
 from mmdec.core.tree import chain_drafts
-from mmdec.drafters.fit import check_device
+from mmdec.drafters.fit import check_drafter_device
 from mmdec.drafters.small_model.drafter import keep_columns
 from mmdec.drafters.without_weights import masked_rows
 from mmdec.errors import InputError
@@ -78,7 +78,7 @@ class OtherVocabulary:
 
     def check(self, target: Target) -> None:
         """Raise InputError if the two models are on different devices."""
-        check_device(target, self._model.device)
+        check_drafter_device(target, self._model.device)
 
     def start(self, context: Context) -> OtherVocabularyState:
         """Return the state of each batch row: its prompt without padding and image placeholders."""
