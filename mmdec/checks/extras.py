@@ -15,7 +15,7 @@ DEVELOPER_EXTRAS = ("test", "docs")  # extras of developers, named only if no ot
 def missing_extra(error: ImportError, preferred: str = "") -> str | None:
     """Return what a user must install if the import that failed is of an extra; else None.
 
-    If it is None, the error is a fault.
+    None means that the error is a fault.
 
     Args:
         preferred: An extra that is named if it is one of several with this package.

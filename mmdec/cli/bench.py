@@ -169,7 +169,7 @@ def kernels(
     device: BenchDevice = "cpu",
     threads: BenchThreads = 1,
 ) -> BenchReport:
-    """Time single operators against plain torch.
+    """Time single operators of mmdec against torch's.
 
     On a GPU, Triton kernels against SDPA, FlexAttention and dense torch; on a CPU, mmdec's fast versions against plain
     torch.

@@ -170,7 +170,7 @@ _cli_names: ContextVar[Mapping[str, str]] = ContextVar("_cli_names", default=COM
 def in_cli_syntax(message: str) -> str:
     """Return a message of the library in the syntax of the command line: `batch_size` becomes `--batch-size`.
 
-    The message is a note or the error of one file, for example.
+    Such messages are notes and the errors of single files.
     """
     return rename_arguments(message, _cli_names.get())
 

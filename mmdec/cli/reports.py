@@ -165,9 +165,10 @@ class DrafterDestinations(Destinations):
 def with_report(
     verb: Callable[..., BenchReport | BenchRun], destinations: type[Destinations] = Destinations
 ) -> Callable[..., None]:
-    """Decorate a typer command that returns a benchmark's report to write it where its options say.
+    """Decorate a typer command that returns a benchmark's report, so that it also writes the report.
 
-    The options of `destinations` are added to the command. The exit code is 1 if a benchmark was left out.
+    The options of `destinations` are added to the command, and say where. The exit code is 1 if a benchmark was left
+    out.
     """
 
     def command(to: Destinations, **values: Any) -> None:

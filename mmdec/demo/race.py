@@ -284,9 +284,9 @@ def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
 
 
 def chart_html(steps: Sequence[Step], unit: str) -> str:
-    """Draw the bar chart with a line that says what it shows; "" if there is nothing to show.
+    """Draw the bar chart with a line that says what it shows.
 
-    That is so where each pass accepted one piece, or there is one pass.
+    Return "" if each pass accepted one piece, or if there is only one pass.
 
     Args:
         unit: What the pieces are called, in the plural: "tokens" or "pieces".

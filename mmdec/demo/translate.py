@@ -313,9 +313,9 @@ def vertices(graph: Graph) -> list[Vertex]:
 
 
 def graph_html(graph: Graph, explained: str) -> str:
-    """Draw the graph as HTML, with a heading, `explained`, and a table of the path for screen readers.
+    """Draw the graph as HTML, with a heading, the explanation `explained`, and the path as a table.
 
-    `explained` is the explanation.
+    The table is for screen readers.
     """
     shown_vertices = vertices(graph)
     first_vertices = shown_vertices[:VERTICES]

@@ -203,10 +203,7 @@ def other_layers(
 
 
 def _layers(run: NetworkRun, folder: CheckpointFolder, depth: int) -> Iterator[Variant]:
-    """Yield variants that read other layers of the target.
-
-    Or they read the last layer before instead of after the final norm, or the reverse.
-    """
+    """Yield variants that read other layers, or the last layer on the other side of the final norm."""
     layers, last = run.layers, depth - 1
     if min(layers) >= 0:
         for ids, name in layer_rules(run, depth).items():

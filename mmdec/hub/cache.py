@@ -59,7 +59,7 @@ class LoadedModels(Generic[Loaded]):
         return LoadedModels, ()
 
     def get(self, key: Hashable, read: Callable[[], Loaded]) -> Loaded:
-        """Return the model with this key, after a call of `read` if it is not loaded.
+        """Return the model with this key; call `read` to load it if it is missing.
 
         A model that was loaded from an earlier version of the same files is dropped first.
         """

@@ -146,7 +146,7 @@ class PlainText:
         return self._hidden[character]
 
     def _unreadable(self, token: str) -> bool:
-        """Return whether special tokens cannot be told from text.
+        """Return whether the special token cannot be told from text.
 
         The tokenizer makes the special token even of text, as a vocabulary of whole words may, or it has no parts that
         could be told from each other, as tokenizers in Python.

@@ -217,7 +217,7 @@ class NetworkDrafter:
     def text_inputs(self, state: DraftState, part: PendingTokens) -> tuple[Tensor, Tensor, list[int]]:
         """Return the network's input for accepted tokens.
 
-        It is states (B, n, H), position ids (B, n), and each batch row's number of tokens.
+        These are states (B, n, H), position ids (B, n), and each batch row's number of tokens.
         """
         network = self.network.condition_on(state.condition)
         states = network.fuse(self.embedding(part.tokens), part.features)
@@ -228,8 +228,8 @@ class NetworkDrafter:
     def _prompt(self, state: DraftState, part: PendingPrompt) -> tuple[Tensor, Tensor, list[int]]:
         """Return the network's input for the prompts, with visual tokens compressed.
 
-        It is states (B, M, H), position ids (B, M) or (3, B, M), both padded on the right, and each batch row's number
-        of positions.
+        These are states (B, M, H), position ids (B, M) or (3, B, M), both padded on the right, and each batch row's
+        number of positions.
         """
         earlier = [None] * len(part.mask) if state.condition is None else list(state.condition[:, 0])
         prompts = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)

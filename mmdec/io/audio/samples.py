@@ -301,7 +301,7 @@ def trim_silence(samples: Tensor) -> Tensor:
 def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return for each 10 ms of samples (T,) the smoothed level (N,), and whether it is quiet (N,) bool.
 
-    Quiet is at least 35 dB below the loud frames.
+    A frame is quiet if it is at least 35 dB below the loud frames.
     """
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % STEP_SAMPLES))
     level = padded.reshape(-1, STEP_SAMPLES).square().mean(dim=1).sqrt().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Checks of a corpus: its files must be inside its folder, and few of its rows may be bad.
+"""Checks of a corpus: its files must be inside its folder, and only a small share of its rows may be bad.
 
 Recordings and pictures are read once as a check before training. Later training runs check only the files whose size or
 modification time has changed.

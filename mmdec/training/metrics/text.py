@@ -308,7 +308,7 @@ def real_time_factor(seconds_taken: Sequence[float], seconds_audio: Sequence[flo
 def percentile(values: Sequence[float], share: float) -> float:
     """Return the value below which a share (0 to 1) of the values lies; NaN if there are no values.
 
-    It is linearly interpolated.
+    Between two values it is interpolated linearly.
     """
     return float(np.quantile(values, share)) if len(values) else math.nan
 

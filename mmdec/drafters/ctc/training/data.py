@@ -90,8 +90,8 @@ class WhisperSpeechEncoder:
 class TransformersSpeechEncoder:
     """A speech encoder of the library transformers with its feature extractor.
 
-    It is wav2vec 2.0, HuBERT, w2v-BERT 2.0 or similar. Recordings are encoded one by one, because padding changes the
-    output of some of these models.
+    The encoder is wav2vec 2.0, HuBERT, w2v-BERT 2.0 or similar. Recordings are encoded one by one, because padding
+    changes the output of some of these models.
     """
 
     model: Any

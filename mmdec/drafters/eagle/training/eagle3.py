@@ -158,7 +158,7 @@ class Eagle3Module(DraftModule):
     def distributions(self, columns: UnrollInputs, texts: Sequence[TargetFeatures]) -> tuple[Tensor, Tensor]:
         """Return the target's distributions (P, Vd) over the draft vocabulary, and its likeliest tokens (P,).
 
-        They are at P answer tokens. The likeliest token is an index of the draft vocabulary; -1 if it is not there.
+        Both are for P answer tokens. The likeliest token is an index of the draft vocabulary; -1 if it is not there.
         """
         expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)[columns.mask]
         drafted, network = self.draft_indices, cast(Eagle3, self.network)
