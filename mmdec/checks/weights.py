@@ -169,7 +169,10 @@ def weight_file(folder: Path, name: str, argument: str = "model") -> Path:
 
 
 def lies_inside(file: Path, folder: Path) -> bool:
-    """Return whether the real path of a file or folder is inside `folder`, or inside its hub cache's `blobs`."""
+    """Return whether the real path of a file or folder is inside `folder`, or in the hub cache's `blobs`.
+
+    The hub cache is the one that holds `folder`.
+    """
     try:
         real, home = file.resolve(), folder.resolve()
     except (OSError, RuntimeError, ValueError):  # a circular link, or an invalid name

@@ -256,7 +256,7 @@ class Budget:
         return target.pessimistic_estimate(target.max_timed) * measured.at(1) / longer if longer else 0.0
 
     def _threshold(self, batch: int) -> float:
-        """Return the acceptance probability below which a chain's next node should cost more time than it saves.
+        """Return the acceptance probability below which a chain's next node is expected to lose time.
 
         It is `DEFAULT_STOP_PROBABILITY` if too little was timed.
         """

@@ -128,7 +128,7 @@ class Eagle3Step(SingleTokenStep):
     def logits(self, hidden: Vector) -> Vector:
         """Compute logits (Vd,) over the draft vocabulary from hidden (H,).
 
-        The final norm comes before, if it was not applied yet. The logits are valid until the next call.
+        The final norm is applied first, unless it was applied before. The logits are valid until the next call.
         """
         if not self.norm_output:
             self.layer.norm_into(hidden, self.final_norm, self.last[1])
