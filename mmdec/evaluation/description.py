@@ -337,8 +337,8 @@ def _any_words(answered: Sequence[ScoredAnswer]) -> dict[str, Any]:
 def _cost(answers: Sequence[Description]) -> dict[str, Any]:
     """Sum up the cost of decoding.
 
-    Rounds after the prompts' passes, seconds, the drafter's share of decoding and of the total, and how often each
-    image compressor was used.
+    It has the rounds after the prompts' passes, the seconds, the drafter's share of decoding and of the total, and how
+    often each image compressor was used.
     """
     if not answers:
         return {}

@@ -1,6 +1,7 @@
 """The base class of encoder-decoder targets.
 
-They read a prompt and an encoder's states, score drafts with a growing cache, and make `generate`'s output objects.
+Such targets read a prompt and an encoder's states, score drafts with a growing cache, and make `generate`'s output
+objects.
 """
 
 from __future__ import annotations

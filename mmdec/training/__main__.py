@@ -1,7 +1,7 @@
 """The command line of all training: Lightning's CLI.
 
-A recipe is a YAML file with the options of one training, for example: `python -m mmdec.training fit --config
-recipes/base.yaml --config recipes/daspeech/phrasebook/units.yaml`.
+A recipe is a YAML file with the options of one training, for example:
+`python -m mmdec.training fit --config recipes/base.yaml --config recipes/daspeech/phrasebook/units.yaml`.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ def stands_out(samples: Tensor) -> bool:
 def only_clicks(samples: Tensor) -> bool:
     """Return whether 16 kHz samples (T,) hold no sound but clicks.
 
-    They reach `SILENCE` for less than `SHORTEST_SOUND` in all, and for less than half of the recording.
+    Such samples reach `SILENCE` for less than `SHORTEST_SOUND` in all, and for less than half of the recording.
     """
     centred = torch.nn.functional.pad((samples - samples.mean()).abs(), (0, -len(samples) % (2 * STEP_SAMPLES)))
     frames = centred.reshape(-1, 2 * STEP_SAMPLES).amax(dim=1) >= SILENCE
