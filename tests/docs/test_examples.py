@@ -23,7 +23,7 @@ from mmdec.pretrained.vlm import load_vlm
 from mmdec.types import Drafter, Round, Target
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm_folder import write
-from tests.support.toy_target import Scripted, Toy, forest
+from tests.support.toy_target import Scripted, Toy, random_tree_drafts
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY, LENGTH = 7, 40
@@ -68,14 +68,14 @@ def test_the_target_decodes_as_by_hand(target: PairTarget, prompt: Tensor) -> No
 @pytest.mark.parametrize("seed", range(5))
 def test_the_target_scores_trees_of_any_shape(target: PairTarget, prompt: Tensor, seed: int) -> None:
     """Branches, twins, empty drafts; rows that end before others."""
-    guesses = forest(Toy(VOCABULARY, seed))
+    guesses = random_tree_drafts(Toy(VOCABULARY, seed))
     expected = [plain(target, row) for row in prompt.tolist()]
     assert run(target, prompt, MatchRule(), Scripted(guesses, seed), FixedBudget(6, 3))[0] == expected
 
 
 def test_the_rule_with_k_1_is_greedy(prompt: Tensor) -> None:
     target = Toy(VOCABULARY, 3)
-    drafter = Scripted(forest(target), 0)
+    drafter = Scripted(random_tree_drafts(target), 0)
     greedy = run(target, prompt, MatchRule(), None, FixedBudget(0))[0]
     assert run(target, prompt, AmongBest(1), drafter, FixedBudget(6, 3))[0] == greedy
 
@@ -83,7 +83,7 @@ def test_the_rule_with_k_1_is_greedy(prompt: Tensor) -> None:
 def test_the_rule_takes_drafts_among_the_best_and_no_others(prompt: Tensor) -> None:
     target = Toy(VOCABULARY, 3)
     greedy = run(target, prompt, MatchRule(), None, FixedBudget(0))[0]
-    tokens, rounds = run(target, prompt, AmongBest(2), Scripted(forest(target), 1), FixedBudget(6, 3))
+    tokens, rounds = run(target, prompt, AmongBest(2), Scripted(random_tree_drafts(target), 1), FixedBudget(6, 3))
     assert tokens != greedy  # it is lossy
     assert sum(sum(one.accepted) for one in rounds) > 0
     for row, own in zip(prompt.tolist(), tokens, strict=True):

@@ -17,7 +17,18 @@ from torch import Tensor
 from mmdec.core.sampling import Criterion, Processor, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
-from tests.support.toy_target import Memory, RandomBudget, Scripted, Toy, forest, padded, plain, run, truth, wrong
+from tests.support.toy_target import (
+    Memory,
+    RandomBudget,
+    Scripted,
+    Toy,
+    padded,
+    plain,
+    random_tree_drafts,
+    rejected_drafts,
+    run,
+    target_drafts,
+)
 
 GREEDY = MatchRule()
 RUNS = settings(derandomize=True, deadline=None, max_examples=250, database=None)
@@ -78,7 +89,11 @@ def cases(draw: st.DrawFn) -> tuple[Toy, list[list[int]], Stop, int]:
 
 
 @RUNS
-@given(case=cases(), kind=st.sampled_from(["truth", "wrong", "forest", "forest", "forest"]), stopped=st.booleans())
+@given(
+    case=cases(),
+    kind=st.sampled_from(["target", "rejected", "random tree", "random tree", "random tree"]),
+    stopped=st.booleans(),
+)
 def test_any_tree_leaves_the_text_unchanged(
     case: tuple[Toy, list[list[int]], Stop, int], kind: str, stopped: bool
 ) -> None:
@@ -87,7 +102,11 @@ def test_any_tree_leaves_the_text_unchanged(
     if stopped:
         prompts = [[0, *prompt] for prompt in prompts]
         stop = replace(stop, max_length=stop.max_length + 1)
-    tree = {"truth": truth(target), "wrong": wrong(target), "forest": forest(target, sorted(stop.eos))}[kind]
+    tree = {
+        "target": target_drafts(target),
+        "rejected": rejected_drafts(target),
+        "random tree": random_tree_drafts(target, sorted(stop.eos)),
+    }[kind]
     expected, _ = references(target, prompts, stop, list, criteria)
     asked = replace(stop, criteria=criteria)
     text, rounds = run(target, prompts, asked, GREEDY, Scripted(tree, seed), RandomBudget(Random(seed)))
@@ -102,14 +121,14 @@ def test_any_tree_leaves_the_text_unchanged(
 
 
 @RUNS
-@given(case=cases(), kind=st.sampled_from(["truth", "forest"]))
+@given(case=cases(), kind=st.sampled_from(["target", "random tree"]))
 def test_processors_see_what_plain_decoding_shows_them(case: tuple[Toy, list[list[int]], Stop, int], kind: str) -> None:
     """They are called for exactly the visited nodes, in autoregressive order, with exactly the row of the plain
     loop."""
     target, prompts, stop, seed = case
     recorder = Recorder()
     expected, used = references(target, prompts, stop, lambda: [penalty, Recorder()])
-    tree = truth(target) if kind == "truth" else forest(target, sorted(stop.eos))
+    tree = target_drafts(target) if kind == "target" else random_tree_drafts(target, sorted(stop.eos))
     text, _ = run(
         target, prompts, stop, GREEDY, Scripted(tree, seed), RandomBudget(Random(seed)), processors=[penalty, recorder]
     )
@@ -136,7 +155,7 @@ def test_criteria_are_asked_once_for_each_token() -> None:
 
     target, patience, other = Toy(5), Patience(), Patience()
     (expected,), _ = references(target, [[1, 2]], Stop(40), list, [other])
-    text, rounds = run(target, [[1, 2]], Stop(40, criteria=[patience]), GREEDY, Scripted(truth(target)))
+    text, rounds = run(target, [[1, 2]], Stop(40, criteria=[patience]), GREEDY, Scripted(target_drafts(target)))
     assert text.tokens == [expected]
     assert len(expected) == 9
     assert len(rounds) == 3  # the prompt's, five tokens, and three of five
@@ -154,7 +173,7 @@ def test_drafts_reach_no_further_than_the_text_may(room: int) -> None:
             deepest.append(len(session.rows[0]) + draft.tokens.shape[1])
             return super().score(session, draft)
 
-    text, _ = run(Watched(5), [[1, 2]], Stop(2 + room), GREEDY, Scripted(truth(target)))
+    text, _ = run(Watched(5), [[1, 2]], Stop(2 + room), GREEDY, Scripted(target_drafts(target)))
     assert len(text.tokens[0]) == room
     assert all(columns <= 2 + room - 1 for columns in deepest)
 
@@ -202,7 +221,7 @@ class Faulty(Scripted):
     """Drafts correctly until its fault, which comes in its second round."""
 
     def __init__(self, target: Toy, fault: str, again: bool = False) -> None:
-        super().__init__(truth(target))
+        super().__init__(target_drafts(target))
         self.fault, self.asked = fault, 0
 
     def start(self, context: Context) -> Memory:

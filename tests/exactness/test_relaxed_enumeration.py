@@ -23,7 +23,7 @@ from mmdec.core.verify import DrawsRule, GroupRule, MatchRule, Relaxation, Resid
 from mmdec.errors import InputError
 from mmdec.types import Draft, Scores
 from tests.exactness.enumeration import EnumeratedChoices, EnumeratedRng
-from tests.support.toy_target import RandomBudget, Scripted, Toy, forest, run
+from tests.support.toy_target import RandomBudget, Scripted, Toy, random_tree_drafts, run
 
 VOCAB = 5
 OVERLAPPING = TokenGroups(torch.tensor([0, 1, 1, 2, 3, 4, 4]), torch.tensor([0, 0, 1, 1, 2, 2, 3]), VOCAB)
@@ -174,7 +174,9 @@ def test_without_relaxation_every_token_is_the_lossless_rules(relaxed: Rule, los
     target = Toy(6, seed=8, scale=1.0)
     texts = []
     for rule in (relaxed, lossless):
-        text, rounds = run(target, [[1, 2], [3]], Stop(60), rule, Scripted(forest(target)), RandomBudget(Random(3)))
+        text, rounds = run(
+            target, [[1, 2], [3]], Stop(60), rule, Scripted(random_tree_drafts(target)), RandomBudget(Random(3))
+        )
         texts.append((text.tokens, [one.tokens for one in rounds]))
     assert texts[0] == texts[1]
 

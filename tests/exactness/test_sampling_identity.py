@@ -12,15 +12,25 @@ from torch import Tensor
 from mmdec.core.sampling import KeyedSample, Stop, most_probable, transformers_sample
 from mmdec.core.verify import MatchRule
 from tests.support.grid import slow_but
-from tests.support.toy_target import RandomBudget, Scripted, Toy, forest, padded, plain, run, truth, wrong
+from tests.support.toy_target import (
+    RandomBudget,
+    Scripted,
+    Toy,
+    padded,
+    plain,
+    random_tree_drafts,
+    rejected_drafts,
+    run,
+    target_drafts,
+)
 
 LENGTH = 24  # of prompt and text
 STOP = Stop(LENGTH, frozenset({0}))
 DRAFTERS: list[Callable[[Toy], Scripted]] = [
-    lambda target: Scripted(truth(target)),
-    lambda target: Scripted(wrong(target)),
-    lambda target: Scripted(forest(target, [0]), seed=1),
-    lambda target: Scripted(forest(target, [0]), seed=2),
+    lambda target: Scripted(target_drafts(target)),
+    lambda target: Scripted(rejected_drafts(target)),
+    lambda target: Scripted(random_tree_drafts(target, [0]), seed=1),
+    lambda target: Scripted(random_tree_drafts(target, [0]), seed=2),
 ]
 
 
@@ -59,7 +69,7 @@ def test_keyed_sampling_is_plain_decoding_with_noise_of_a_place() -> None:
     """A row's token depends on seed, row, place and the text before it alone: as in a loop over that row."""
     target, rule = Toy(12), MatchRule(KeyedSample(5))
     given = prompts(Random(0), 8, 12)
-    text, _ = run(target, given, STOP, rule, Scripted(forest(target)))
+    text, _ = run(target, given, STOP, rule, Scripted(random_tree_drafts(target)))
     ids = padded(given)["input_ids"]
     for row, prompt in enumerate(given):
         tokens = text.tokens[row]
@@ -75,7 +85,7 @@ def test_keyed_sampling_is_plain_decoding_with_noise_of_a_place() -> None:
 def test_equal_prompts_get_different_texts(drafted: bool) -> None:
     target = Toy(40)
     rule = MatchRule(KeyedSample(3))
-    text, _ = run(target, [[7, 8]] * 8, Stop(LENGTH), rule, Scripted(forest(target)) if drafted else None)
+    text, _ = run(target, [[7, 8]] * 8, Stop(LENGTH), rule, Scripted(random_tree_drafts(target)) if drafted else None)
     assert len(set(map(tuple, text.tokens))) == 8
     again, _ = run(target, [[7, 8]] * 8, Stop(LENGTH), rule)
     assert again.tokens == text.tokens
@@ -122,6 +132,6 @@ def test_a_shared_generator_fails_the_comparison() -> None:
         return run(target, given, STOP, rule, drafter)[0].tokens
 
     assert texts(None) == texts(None)
-    assert texts(None) != texts(Scripted(truth(target)))
+    assert texts(None) != texts(Scripted(target_drafts(target)))
     greedy, _ = run(target, given, STOP, MatchRule(most_probable))
     assert greedy.tokens != texts(None)

@@ -127,7 +127,7 @@ class Scripted:
         state.rows = [state.rows[row] for row in live.tolist()]
 
 
-def truth(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:
+def target_drafts(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:
     """Make a function that drafts the target's greedy continuation as a chain."""
 
     def tree(row: list[int], plan: Plan, random: Random) -> Tree:
@@ -139,7 +139,7 @@ def truth(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:
     return tree
 
 
-def wrong(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:
+def rejected_drafts(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:
     """Make a function that drafts a chain of the least probable tokens."""
 
     def tree(row: list[int], plan: Plan, random: Random) -> Tree:
@@ -151,7 +151,7 @@ def wrong(target: Toy) -> Callable[[list[int], Plan, Random], Tree]:
     return tree
 
 
-def forest(target: Toy, favourite: Sequence[int] = ()) -> Callable[[list[int], Plan, Random], Tree]:
+def random_tree_drafts(target: Toy, favourite: Sequence[int] = ()) -> Callable[[list[int], Plan, Random], Tree]:
     """Make a function that drafts a random tree. Each node has a random parent, and a likely token, one of `favourite`
     or any. Siblings may be equal, and there may be more or fewer nodes than the plan has."""
 

@@ -15,7 +15,7 @@ from mmdec.core.round_recorder import chosen_logprobs
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.types import Plan, Verdict
-from tests.support.toy_target import RandomBudget, Scripted, Toy, padded, run, truth, wrong
+from tests.support.toy_target import RandomBudget, Scripted, Toy, padded, rejected_drafts, run, target_drafts
 
 PROMPTS = [[1, 2, 3], [4]]
 NEVER: frozenset[int] = frozenset()
@@ -27,7 +27,7 @@ def stop(tokens: int, eos: frozenset[int] = NEVER) -> Stop:
 
 def test_rounds_add_up_to_the_text() -> None:
     target = Toy(8)
-    text, rounds = run(target, PROMPTS, stop(12), MatchRule(), Scripted(truth(target)))
+    text, rounds = run(target, PROMPTS, stop(12), MatchRule(), Scripted(target_drafts(target)))
     plain, passes = run(target, PROMPTS, stop(12), MatchRule())
     assert text.tokens == plain.tokens
     assert len(passes) == 12
@@ -37,7 +37,7 @@ def test_rounds_add_up_to_the_text() -> None:
     assert tokens == text.tokens
 
 
-@pytest.mark.parametrize(("drafts", "taken"), [(truth, 3), (wrong, 0)])
+@pytest.mark.parametrize(("drafts", "taken"), [(target_drafts, 3), (rejected_drafts, 0)])
 def test_a_round_says_what_was_drafted_and_taken(drafts: Callable[[Toy], Any], taken: int) -> None:
     target = Toy(8)
     rounds = run(target, [[1, 2, 3]], stop(9), MatchRule(), Scripted(drafts(target)), FixedBudget(3))[1]
@@ -75,7 +75,7 @@ class Noted:
 
 def test_the_budget_is_told_of_every_round_but_the_prompts() -> None:
     target, budget = Toy(8), Noted()
-    rounds = run(target, PROMPTS, stop(7), MatchRule(), Scripted(wrong(target)), budget)[1]
+    rounds = run(target, PROMPTS, stop(7), MatchRule(), Scripted(rejected_drafts(target)), budget)[1]
     assert len(rounds) == 7
     assert budget.asked == [2] * 6
     assert budget.told[0] == ([3, 3], 2, [0, 0])
@@ -85,7 +85,7 @@ def test_the_budget_is_told_of_every_round_but_the_prompts() -> None:
 def test_the_iterator_can_be_closed() -> None:
     target, inputs = Toy(8), padded(PROMPTS)
     text = Sequences(inputs["input_ids"], stop(20))
-    rounds = decode(target, inputs, text, MatchRule(), Scripted(truth(target)), RandomBudget(Random(0)))
+    rounds = decode(target, inputs, text, MatchRule(), Scripted(target_drafts(target)), RandomBudget(Random(0)))
     next(rounds)
     rounds.close()  # type: ignore[attr-defined] # a generator
     assert next(rounds, None) is None

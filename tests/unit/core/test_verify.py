@@ -31,7 +31,7 @@ from mmdec.core.verify import (
 from mmdec.errors import InputError
 from mmdec.types import Draft, Plan, Scores
 from tests.support.draft_warps import at_temperature
-from tests.support.toy_target import AlwaysAccept, RandomBudget, Scripted, Toy, forest, run
+from tests.support.toy_target import AlwaysAccept, RandomBudget, Scripted, Toy, random_tree_drafts, run
 
 VOCAB = 8
 RULES: list[Rule] = [
@@ -167,7 +167,9 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
     }
     budget = RandomBudget(Random(0))
     prompts = [[1 + row % 3] * (1 + row) for row in range(6)]
-    text, _ = run(target, prompts, Stop(30, eos), rules[name], Scripted(forest(target, [0])), budget, [Diary()])
+    text, _ = run(
+        target, prompts, Stop(30, eos), rules[name], Scripted(random_tree_drafts(target, [0])), budget, [Diary()]
+    )
     assert eos or sum(map(sum, budget.seen)) > 20
     assert text.processors is not None
     for row, (diary,) in enumerate(text.processors):
