@@ -19,9 +19,9 @@ def _cover(every: np.ndarray, sizes: Sequence[int]) -> list[int]:
     """Choose cases: always one that covers most of the pairs that are left. every: (cases, parameters), indices of
     values."""
     pairs, count = [], 0
-    for one, other in combinations(range(len(sizes)), 2):
-        pairs.append(count + every[:, one] * sizes[other] + every[:, other])
-        count += sizes[one] * sizes[other]
+    for first, second in combinations(range(len(sizes)), 2):
+        pairs.append(count + every[:, first] * sizes[second] + every[:, second])
+        count += sizes[first] * sizes[second]
     numbers, left, chosen = np.stack(pairs, 1), np.ones(count, dtype=bool), list[int]()
     while left.any():
         chosen.append(int(left[numbers].sum(1).argmax()))

@@ -112,8 +112,8 @@ def test_any_tree_leaves_the_text_unchanged(
     text, rounds = run(target, prompts, asked, GREEDY, Scripted(tree, seed), RandomBudget(Random(seed)))
     assert text.tokens == expected
     written: list[list[int]] = [[] for _ in prompts]
-    for one in rounds:
-        for row, tokens, done in zip(one.rows, one.tokens, one.done, strict=True):
+    for round_ in rounds:
+        for row, tokens, done in zip(round_.rows, round_.tokens, round_.done, strict=True):
             assert tokens
             written[row] += tokens
             assert done == (written[row] == expected[row])
@@ -135,11 +135,11 @@ def test_processors_see_what_plain_decoding_shows_them(case: tuple[Toy, list[lis
     assert text.tokens == expected
     assert text.processors is not None
     assert text.processors[0][1] is recorder  # at batch 1 the caller's own
-    for mine, plains in zip(text.processors, used, strict=True):
-        one, other = mine[1], plains[1]
-        assert isinstance(one, Recorder)
-        assert isinstance(other, Recorder)
-        assert one.calls == other.calls
+    for processors, expected_processors in zip(text.processors, used, strict=True):
+        recorder, expected_recorder = processors[1], expected_processors[1]
+        assert isinstance(recorder, Recorder)
+        assert isinstance(expected_recorder, Recorder)
+        assert recorder.calls == expected_recorder.calls
 
 
 def test_criteria_are_asked_once_for_each_token() -> None:
@@ -273,9 +273,9 @@ def test_faulty_drafters_are_left_out_with_one_warning(fault: str, batch: int) -
         warnings.simplefilter("always")
         text, rounds = run(target, prompts, stop, GREEDY, drafter)
     assert text.tokens == expected
-    assert [one.category for one in caught] == [RuntimeWarning] * (batch > 1 or fault != "select raises")
+    assert [warning.category for warning in caught] == [RuntimeWarning] * (batch > 1 or fault != "select raises")
     if caught:
         assert str(caught[0].message).startswith("drafter 'scripted' failed")
     if "raises" not in fault or fault == "propose raises":
         assert drafter.asked == 2  # and never again
-        assert sum(map(sum, (one.accepted for one in rounds))) == 4 * batch
+        assert sum(map(sum, (round_.accepted for round_ in rounds))) == 4 * batch

@@ -80,8 +80,8 @@ def decode_both_ways(
         plug = mmdec.speculate(drafter, num_speculative_tokens=6, on_round=rounds.append)
         out = MODEL.generate(**given, **options, custom_generate=plug)
         sequences = out if isinstance(out, Tensor) else out.sequences
-    passes = sum(len(one.rows) for one in rounds[1:])
-    return sequences, sum(len(tokens) for one in rounds[1:] for tokens in one.tokens) / max(passes, 1)
+    passes = sum(len(round_.rows) for round_ in rounds[1:])
+    return sequences, sum(len(tokens) for round_ in rounds[1:] for tokens in round_.tokens) / max(passes, 1)
 
 
 def stock(given: dict[str, Tensor], options: dict[str, Any]) -> Tensor:
@@ -151,14 +151,14 @@ def test_rounds_of_the_stock_loop_are_its_steps(sampled: bool) -> None:
     with pytest.warns(RuntimeWarning, match="Grammar"):
         rounds = list(mmdec.stream(MODEL, prompts(3), seed=5, **options))
     texts: list[list[int]] = [[], [], []]
-    for one in rounds:
-        assert one.logprobs is not None
-        assert one.logprobs.shape == (len(one.rows), 1)
-        for row, tokens in zip(one.rows, one.tokens, strict=True):
+    for round_ in rounds:
+        assert round_.logprobs is not None
+        assert round_.logprobs.shape == (len(round_.rows), 1)
+        for row, tokens in zip(round_.rows, round_.tokens, strict=True):
             texts[row] += tokens
     for row, text in enumerate(texts):
         assert result.sequences[row, 14:].tolist() == text + [0] * (result.sequences.shape[1] - 14 - len(text))
-    assert sum(map(sum, (one.done for one in rounds))) == 3
+    assert sum(map(sum, (round_.done for round_ in rounds))) == 3
 
 
 def test_without_an_end_token_rows_go_on_after_a_criterion() -> None:
@@ -167,7 +167,7 @@ def test_without_an_end_token_rows_go_on_after_a_criterion() -> None:
     with pytest.warns(RuntimeWarning, match="`eos_token_id` is None"):
         result = mmdec.generate(MODEL, prompts(2, 1), **own)
     assert torch.equal(result.sequences, stock(prompts(2, 1), {**options, **options_of("occurrences", 2)}))
-    assert [len(one.rows) for one in result.rounds] == [2] * len(result.rounds)
+    assert [len(round_.rows) for round_ in result.rounds] == [2] * len(result.rounds)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_whisper_is_generates_own(make: Callable[[], dict[str, Any]], batch: int
     with nullcontext() if drafted else pytest.warns(RuntimeWarning, match=WARNING):
         result = call(MODELS[80], LONG, batch, **make(), custom_generate=plug)
     assert_same(result, expected)
-    assert any(sum(one.drafted) for one in rounds) == drafted
+    assert any(sum(round_.drafted) for round_ in rounds) == drafted
 
 
 def test_a_list_of_recordings_is_transcribed_as_generate_does(tmp_path: Path) -> None:
@@ -196,10 +196,12 @@ def test_a_list_of_recordings_is_transcribed_as_generate_does(tmp_path: Path) ->
     sounds = [buzz(0.9), buzz(0.9, 1)]
     options: dict[str, Any] = {"model": whisper, "sample_rate": 16_000, "max_new_tokens": 9, "drafter": "lookup"}
     patience = Patience()
-    plain = [mmdec.transcribe(one, stopping_criteria=[patience], **options) for one in sounds]
+    plain = [mmdec.transcribe(sound, stopping_criteria=[patience], **options) for sound in sounds]
     result = mmdec.transcribe(sounds, stopping_criteria=[Patience()], **options)
-    assert [one.tokens for one in result] == [one.tokens for one in plain]
-    assert [one.evidence for one in result] == [pytest.approx(one.evidence, rel=1e-4) for one in plain]
+    assert [transcript.tokens for transcript in result] == [transcript.tokens for transcript in plain]
+    assert [transcript.evidence for transcript in result] == [
+        pytest.approx(transcript.evidence, rel=1e-4) for transcript in plain
+    ]
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])

@@ -104,7 +104,7 @@ def test_drafts_save_passes_of_a_model_that_is_sure() -> None:
     drafted = diffusion_generate(
         model, prompt, canvas=CanvasOptions(**options, drafts=6), max_new_tokens=16, eos_token_id=None
     )
-    assert len(plain.passes[0]) == 16 == sum(one.steps for one in drafted.passes[0])
+    assert len(plain.passes[0]) == 16 == sum(pass_.steps for pass_ in drafted.passes[0])
     assert len(drafted.passes[0]) < 16
     assert plain.tokens_per_pass == 1.0
     assert drafted.tokens_per_pass == 16 / len(drafted.passes[0])

@@ -65,8 +65,8 @@ def run_turn(
         return mmdec.generate(network, inputs, drafter, num_speculative_tokens=(5, 3), **given).sequences, cache
     if entry_point == "stream":
         rows: list[list[int]] = [[] for _ in inputs["input_ids"]]
-        for one in mmdec.stream(network, inputs, drafter, num_speculative_tokens=4, **given):
-            for row, tokens in zip(one.rows, one.tokens, strict=True):
+        for round_ in mmdec.stream(network, inputs, drafter, num_speculative_tokens=4, **given):
+            for row, tokens in zip(round_.rows, round_.tokens, strict=True):
                 rows[row] += tokens
         longest = max(map(len, rows))
         text = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
@@ -95,14 +95,14 @@ def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
     for row in range(batch) if case["padded"] else ():
         mask[row, : (3 * row + 2) % 7] = 0
     text = text * mask
-    mine = None if case["entry_point"] == "output" else DynamicCache(config=network.config)
+    cache = None if case["entry_point"] == "output" else DynamicCache(config=network.config)
     theirs = DynamicCache(config=network.config)
     for turn in range(3):
         expected = network.generate(text, attention_mask=mask, **OPTIONS)
         again = network.generate(text, attention_mask=mask, **OPTIONS, **{CACHE_ARGUMENT: theirs})
         assert torch.equal(again, expected)  # the stock chat itself
         new = case["ids"] == "new" and turn > 0
-        shown = text[:, mine.get_seq_length() :] if new and mine is not None else text
+        shown = text[:, cache.get_seq_length() :] if new and cache is not None else text
         inputs = {"input_ids": shown, "attention_mask": mask}
         if not new and bool(mask.all()) and not bool((text == PAD).any()):  # else `generate` would infer another mask
             del inputs["attention_mask"]
@@ -110,22 +110,22 @@ def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
             "small": model(case["family"], 1),
             "wild": RandomDrafter(turn, expected.tolist() if not new else ()),
         }.get(case["drafter"], case["drafter"])
-        result, mine = run_turn(network, inputs, case["entry_point"], drafter, mine)
+        result, cache = run_turn(network, inputs, case["entry_point"], drafter, cache)
         assert torch.equal(result[:, shown.shape[1] :], expected[:, text.shape[1] :])
         after = torch.ones_like(expected)
         after[:, : mask.shape[1]] = mask
-        assert_alike(mine, theirs, after[:, :-1].bool())
+        assert_alike(cache, theirs, after[:, :-1].bool())
         if case["ends"] == "masked":
             after[:, mask.shape[1] :] = (expected[:, mask.shape[1] :] != PAD).long()
         more = words(4)
         text, mask = torch.cat([expected, more], 1), torch.cat([after, torch.ones_like(more)], 1)
 
 
-def assert_alike(mine: Any, theirs: DynamicCache, seen: Tensor) -> None:
+def assert_alike(cache: Any, theirs: DynamicCache, seen: Tensor) -> None:
     """Return the same columns, wherever there is a token."""
-    assert mine.get_seq_length() == theirs.get_seq_length() == seen.shape[1]
-    for one, other in zip(mine.layers, theirs.layers, strict=True):
-        for held, expected in ((one.keys, other.keys), (one.values, other.values)):
+    assert cache.get_seq_length() == theirs.get_seq_length() == seen.shape[1]
+    for layer, expected_layer in zip(cache.layers, theirs.layers, strict=True):
+        for held, expected in ((layer.keys, expected_layer.keys), (layer.values, expected_layer.values)):
             assert held.shape == expected.shape
             keep = seen[:, None, :, None]
             torch.testing.assert_close(held * keep, expected * keep, rtol=1e-4, atol=1e-4)
@@ -134,13 +134,13 @@ def assert_alike(mine: Any, theirs: DynamicCache, seen: Tensor) -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_stock_code_goes_on_from_the_cache(batch: int) -> None:
     network, ids = model("LlamaForCausalLM"), torch.arange(6, 6 + 8 * batch).view(batch, 8)
-    mine = DynamicCache(config=network.config)
-    text = mmdec.generate(network, ids, "lookup", **{CACHE_ARGUMENT: mine}, **OPTIONS).sequences
+    cache = DynamicCache(config=network.config)
+    text = mmdec.generate(network, ids, "lookup", **{CACHE_ARGUMENT: cache}, **OPTIONS).sequences
     text = torch.cat([text, ids[:, :3]], 1)
     mask = torch.ones_like(text)
-    before = copy.deepcopy(mine)
+    before = copy.deepcopy(cache)
     expected = network.generate(text, attention_mask=mask, **OPTIONS)
-    for held in (mine, before):
+    for held in (cache, before):
         assert torch.equal(network.generate(text, attention_mask=mask, **{CACHE_ARGUMENT: held}, **OPTIONS), expected)
 
 
@@ -184,9 +184,9 @@ def test_a_stream_that_is_left_keeps_the_text_so_far() -> None:
     network, ids = model("LlamaForCausalLM"), torch.arange(6, 14)[None]
     held = DynamicCache(config=network.config)
     text = ids
-    for one in mmdec.stream(network, ids, "lookup", **{CACHE_ARGUMENT: held}, **OPTIONS | {"eos_token_id": None}):
-        text = torch.cat([text, torch.tensor(one.tokens)], 1)
-        if one.index == 2:
+    for round_ in mmdec.stream(network, ids, "lookup", **{CACHE_ARGUMENT: held}, **OPTIONS | {"eos_token_id": None}):
+        text = torch.cat([text, torch.tensor(round_.tokens)], 1)
+        if round_.index == 2:
             break
     mask = torch.ones_like(text)
     expected = network.generate(text, attention_mask=mask, **OPTIONS)

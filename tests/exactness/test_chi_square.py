@@ -124,7 +124,7 @@ def shared(drafter: Racing) -> Rule:
 def texts(target: Toy, drafter: Racing, rule: Rule, rows: int, length: int) -> list[list[int]]:
     nodes = drafter.width + drafter.depth - 1
     text, rounds = run(target, [[1]] * rows, Stop(1 + length), rule, drafter, FixedBudget(nodes, drafter.depth))
-    assert sum(map(sum, (one.accepted for one in rounds))) > 0
+    assert sum(map(sum, (round_.accepted for round_ in rounds))) > 0
     return text.tokens
 
 
@@ -207,6 +207,6 @@ def test_drafts_through_the_targets_processors_leave_its_distribution(
     rule = kind(SamplingState(4, draft_warp(processors)))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     rounds = list(decode(target, inputs, sequences, rule, SmallModel(small), FixedBudget(nodes, depth)))
-    assert sum(sum(one.accepted) for one in rounds) > rows / 2
+    assert sum(sum(round_.accepted) for round_ in rounds) > rows / 2
     distribution = plain_distribution(cast(Any, target), [1, 2], 3, processors=processors)
     assert chi_square(Counter(map(tuple, sequences.tokens)), distribution) < 10

@@ -27,10 +27,10 @@ def test_transcripts_are_the_models_own(tmp_path: Path, sampled: bool) -> None:
     options |= {"temperature": 0.8} if sampled else {"timestamps": "segment"}
     sounds: Any = [buzz(seconds, seed) for seed, seconds in enumerate((0.4, 1.7, 2.6))]
     expected = mmdec.transcribe(sounds, drafter=None, **options)
-    texts = [one.text for one in expected]
+    texts = [transcript.text for transcript in expected]
     for corpus in ([*texts, "other"], NOISE):
         results = mmdec.transcribe(sounds, drafter=mmdec.corpus(corpus), **options)
-        assert [one.text for one in results] == texts
+        assert [result.text for result in results] == texts
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
@@ -39,17 +39,17 @@ def test_answers_are_the_models_own(tmp_path: Path, rule: str) -> None:
     loaded = load_language_model(tiny_text_folder.write(tmp_path / "model", tiny_text_folder.OTHER, 1), "cpu")
     prompts = [loaded.text_inputs(text) for text in ("Once upon", "Would you like some tea", "Nobody")]
     options: dict[str, Any] = {"max_new_tokens": 24, "rule": rule, "seed": 2}
-    expected = [one.sequences.tolist() for one in mmdec.generate(loaded.model, prompts, None, **options)]
+    expected = [generation.sequences.tolist() for generation in mmdec.generate(loaded.model, prompts, None, **options)]
     drafter = mmdec.corpus([*(loaded.tokenizer.decode(text[0]) for text in expected), *NOISE])
     found = [
         mmdec.generate(loaded.model, prompts, drafter, num_speculative_tokens=(8, 4), batch_size=size, **options)
         for size in (1, 3)
     ]
-    texts = [[one.sequences.tolist() for one in each] for each in found]
+    texts = [[generation.sequences.tolist() for generation in each] for each in found]
     assert texts[0] == texts[1]
     # the rules that weigh drafts draw other numbers with a drafter than without
     assert rule in ("residual", "traversal") or texts[0] == expected
-    assert all(sum(sum(one.drafted) for one in each.rounds) for each in found[0])
+    assert all(sum(sum(round_.drafted) for round_ in each.rounds) for each in found[0])
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
@@ -57,7 +57,7 @@ def test_descriptions_are_the_models_own(tmp_path: Path) -> None:
     vlm = load_vlm(tiny_vlm_folder.write(tmp_path / "model"), "cpu")
     pictures = [torch.randint(255, (40, 40, 3), dtype=torch.uint8).numpy() for _ in range(3)]
     options: dict[str, Any] = {"model": vlm, "max_new_tokens": 16, "batch_size": 2}
-    expected = [one.text for one in mmdec.describe(pictures, drafter=None, **options)]
+    expected = [answer.text for answer in mmdec.describe(pictures, drafter=None, **options)]
     for texts in (expected, NOISE):
         drafter = mmdec.corpus([*texts, "x"])
-        assert [one.text for one in mmdec.describe(pictures, drafter=drafter, **options)] == expected
+        assert [answer.text for answer in mmdec.describe(pictures, drafter=drafter, **options)] == expected

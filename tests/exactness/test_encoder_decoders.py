@@ -90,8 +90,8 @@ def test_generate_and_custom_generate_agree(family: str, batch: int) -> None:
     result = mmdec.generate(model, inputs, "lookup", num_speculative_tokens=6, **options)
     assert torch.equal(result.sequences, expected)
     rows: list[list[int]] = [[] for _ in range(batch)]
-    for one in mmdec.stream(model, inputs, "recycling", num_speculative_tokens=(8, 3), **options):
-        for row, tokens in zip(one.rows, one.tokens, strict=True):
+    for round_ in mmdec.stream(model, inputs, "recycling", num_speculative_tokens=(8, 3), **options):
+        for row, tokens in zip(round_.rows, round_.tokens, strict=True):
             rows[row] += tokens
     assert all(expected[row, 1 : 1 + len(tokens)].tolist() == tokens for row, tokens in enumerate(rows))
 
@@ -119,7 +119,10 @@ def test_the_output_object_is_the_models_own(batch: int) -> None:
     assert torch.equal(result.sequences, expected.sequences)
     for name in ("decoder_attentions", "cross_attentions", "decoder_hidden_states"):
         for own, others in zip(result[name], expected[name], strict=True):
-            assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(own, others, strict=True))
+            assert all(
+                torch.allclose(value, expected_value, atol=1e-4)
+                for value, expected_value in zip(own, others, strict=True)
+            )
     assert result[CACHE_ARGUMENT].get_seq_length() == expected[CACHE_ARGUMENT].get_seq_length()
 
 

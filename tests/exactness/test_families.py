@@ -83,7 +83,7 @@ def test_a_familys_first_layer_drafts_for_it(family: str) -> None:
     for nodes in (4, (7, 3)):
         result = mmdec.generate(model, ids, "early_exit", num_speculative_tokens=nodes, **options)
         assert torch.equal(result.sequences, expected)
-        assert sum(sum(one.drafted) for one in result.rounds)
+        assert sum(sum(round_.drafted) for round_ in result.rounds)
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")

@@ -261,8 +261,8 @@ def test_the_stream_holds_the_text_and_can_be_left() -> None:
     network, inputs = MODELS["llama"], prompts(2)
     expected = network.generate(**inputs, max_new_tokens=30, do_sample=False)
     tokens: list[list[int]] = [[], []]
-    for one in mmdec.stream(network, inputs, "lookup", num_speculative_tokens=4, max_new_tokens=30, do_sample=False):
-        for row, new in zip(one.rows, one.tokens, strict=True):
+    for round_ in mmdec.stream(network, inputs, "lookup", num_speculative_tokens=4, max_new_tokens=30, do_sample=False):
+        for row, new in zip(round_.rows, round_.tokens, strict=True):
             tokens[row] += new
     for row in (0, 1):
         assert tokens[row] == expected[row, 14 : 14 + len(tokens[row])].tolist()

@@ -161,7 +161,7 @@ def test_listeners_are_called_for_every_recording(loaded_model: LoadedAudioLm, s
     assert result[1].text == ""
     assert "silent" in result[1].note
     for row in (0, 2, 3):
-        parts = [new for one in rounds for each, new in zip(one.rows, one.tokens, strict=True) if each == row]
+        parts = [new for round_ in rounds for each, new in zip(round_.rows, round_.tokens, strict=True) if each == row]
         assert [token for part in parts for token in part] == result[row].tokens
     assert done[-1][0] <= done[-1][1]
 

@@ -32,9 +32,9 @@ def test_verified_is_autoregressive(seed: int, tmp_path: Path) -> None:
     own, checked = (model.translate(sounds, strategy) for strategy in ("autoregressive", "verified"))
     assert [row.units for row in checked] == [row.units for row in own]
     assert [row.text for row in checked] == [row.text for row in own]
-    for one, other in zip(own, checked, strict=True):
-        assert torch.equal(one.samples, other.samples)
-        assert other.passes <= one.passes
+    for own_speech, checked_speech in zip(own, checked, strict=True):
+        assert torch.equal(own_speech.samples, checked_speech.samples)
+        assert checked_speech.passes <= own_speech.passes
 
 
 def test_the_cases_differ_and_some_end_before_the_limit(tmp_path: Path) -> None:

@@ -78,15 +78,15 @@ def test_transcripts_are_the_models_own(whisper: LoadedWhisper, number: int) -> 
         options |= {"temperature": rng.choice([0.7, (0.0, 0.5, 0.9)]), "logprob_threshold": -1.8}
     sounds: Any = [buzz(rng.choice([0.4, 0.9, 1.7, 2.6]), rng.randrange(99)) for _ in range(4)]
     expected = mmdec.transcribe(sounds, drafter=None, **options)
-    own = [one.text for one in expected]
+    own = [transcript.text for transcript in expected]
     texts = [hypothesis_of(rng, text, own) for text in own]
     nodes = rng.choice([None, 5, 31, (12, 3)])
     drafter = mmdec.hypothesis(rng.choice([texts, texts[0]]))
     found = mmdec.transcribe(
         sounds, drafter=drafter, num_speculative_tokens=nodes, batch_size=rng.choice([1, 3]), **options
     )
-    assert [one.tokens for one in found] == [one.tokens for one in expected]
-    assert [one.segments for one in found] == [one.segments for one in expected]
+    assert [transcript.tokens for transcript in found] == [transcript.tokens for transcript in expected]
+    assert [transcript.segments for transcript in found] == [transcript.segments for transcript in expected]
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +135,11 @@ def test_audio_language_models_write_their_own_text(family: str, sampled: bool, 
     options |= {"do_sample": True, "temperature": 0.9} if sampled else {}
     sounds: Any = [buzz(0.6, 1), buzz(1.1, 2), buzz(0.8, 3)]
     expected = mmdec.transcribe(sounds, drafter=None, **options)
-    own = [one.text for one in expected]
+    own = [transcript.text for transcript in expected]
     for _ in range(3):
         texts = [hypothesis_of(rng, text, own) for text in own]
         found = mmdec.transcribe(sounds, drafter=mmdec.hypothesis(texts), num_speculative_tokens=9, **options)
-        assert [one.tokens for one in found] == [one.tokens for one in expected]
+        assert [transcript.tokens for transcript in found] == [transcript.tokens for transcript in expected]
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
@@ -151,7 +151,7 @@ def test_language_models_write_their_own_text(rule: str, tmp_path: Path) -> None
     options: dict[str, Any] = {"max_new_tokens": 24, "rule": rule, "seed": 2}
 
     def texts(results: Sequence[mmdec.Generation]) -> list[list[int]]:
-        return [one.sequences[0].tolist() for one in results]
+        return [result.sequences[0].tolist() for result in results]
 
     # `residual` draws other numbers with a drafter than without: it is compared with itself in another batch
     expected = mmdec.generate(loaded.model, prompts, drafter=None, **options)
@@ -171,7 +171,7 @@ def test_descriptions_are_the_models_own(tmp_path: Path) -> None:
     pictures = [torch.randint(255, (40, 40, 3), dtype=torch.uint8).numpy() for _ in range(3)]
     options: dict[str, Any] = {"model": vlm, "max_new_tokens": 16}
     expected = mmdec.describe(pictures, drafter=None, **options)
-    drafter = mmdec.hypothesis([one.text for one in expected])
+    drafter = mmdec.hypothesis([transcript.text for transcript in expected])
     found = mmdec.describe(pictures, drafter=drafter, num_speculative_tokens=9, batch_size=2, **options)
-    assert [one.tokens for one in found] == [one.tokens for one in expected]
-    assert sum(one.accepted for one in found) > 0
+    assert [transcript.tokens for transcript in found] == [transcript.tokens for transcript in expected]
+    assert sum(transcript.accepted for transcript in found) > 0

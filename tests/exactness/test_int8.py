@@ -70,8 +70,8 @@ def test_drafts_change_nothing(
 ) -> None:
     for nodes in (5, (7, 3)):
         result = [transcribe_sound(whisper, sound, drafter=drafter, num_speculative_tokens=nodes) for sound in SOUNDS]
-        assert [one.tokens for one in result] == [one.tokens for one in single_transcripts]
-        assert drafter != "ctc" or any(one.tokens_per_round > 1.5 for one in result)
+        assert [transcript.tokens for transcript in result] == [transcript.tokens for transcript in single_transcripts]
+        assert drafter != "ctc" or any(transcript.tokens_per_round > 1.5 for transcript in result)
 
 
 @pytest.mark.parametrize(("drafter", "size"), slow_but(itertools.product((None, "ctc"), (2, 3, 4)), [("ctc", 3)]))
@@ -79,15 +79,18 @@ def test_batches_change_nothing(
     whisper: LoadedWhisper, single_transcripts: list[mmdec.Transcript], drafter: str | None, size: int
 ) -> None:
     result = transcribe_sound(whisper, SOUNDS, drafter=drafter, batch_size=size)
-    assert [one.tokens for one in result] == [one.tokens for one in single_transcripts]
+    assert [transcript.tokens for transcript in result] == [transcript.tokens for transcript in single_transcripts]
 
 
 def test_the_text_is_nearly_that_of_float32(single_transcripts: list[mmdec.Transcript]) -> None:
     expected = [transcribe_sound(load_whisper("whisper-tiny.en", "cpu"), sound, drafter=None) for sound in SOUNDS]
     assert (
-        rate([word_edits(one.text, other.text) for one, other in zip(expected, single_transcripts, strict=True)])[
-            "value"
-        ]
+        rate(
+            [
+                word_edits(reference.text, transcript.text)
+                for reference, transcript in zip(expected, single_transcripts, strict=True)
+            ]
+        )["value"]
         < 0.05
     )
 
@@ -95,8 +98,8 @@ def test_the_text_is_nearly_that_of_float32(single_transcripts: list[mmdec.Trans
 def test_encoder_states_are_near_those_of_float32(whisper: LoadedWhisper) -> None:
     features = recording_features(whisper.extractor, SOUNDS[0], RATE, long=False)["input_features"]
     exact, states = (
-        encode(one.model.model.encoder, features, features.shape[-1])
-        for one in (load_whisper("whisper-tiny.en", "cpu"), whisper)
+        encode(speech_model.model.model.encoder, features, features.shape[-1])
+        for speech_model in (load_whisper("whisper-tiny.en", "cpu"), whisper)
     )
     assert (states - exact).norm() < 0.06 * exact.norm()
 

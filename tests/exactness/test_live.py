@@ -42,11 +42,15 @@ def whole(whisper: LoadedWhisper, sound: Tensor, update: mmdec.StreamUpdate, **o
     return mmdec.transcribe(cut, sample_rate=RATE, model=whisper, **options)
 
 
-def same(one: mmdec.Transcript, other: mmdec.Transcript) -> None:
-    assert (one.text, one.tokens, one.language) == (other.text, other.tokens, other.language)
-    assert one.segments == other.segments
-    assert one.seconds == pytest.approx(other.seconds)
-    assert one.confidence == pytest.approx(other.confidence, abs=1e-4)
+def same(transcript: mmdec.Transcript, expected: mmdec.Transcript) -> None:
+    assert (transcript.text, transcript.tokens, transcript.language) == (
+        expected.text,
+        expected.tokens,
+        expected.language,
+    )
+    assert transcript.segments == expected.segments
+    assert transcript.seconds == pytest.approx(expected.seconds)
+    assert transcript.confidence == pytest.approx(expected.confidence, abs=1e-4)
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -107,12 +111,14 @@ def test_provisional_text_grows_and_belongs_to_its_window(whisper: LoadedWhisper
 def test_text_that_did_not_change_costs_few_passes(whisper: LoadedWhisper) -> None:
     """Beside cold decoding of the same provisional and final texts; a pause's text is decoded once."""
     cold, drafted = (listen(whisper, TALK[: 16 * RATE], drafter=drafter) for drafter in (None, "lookup"))
-    assert [(one.start, one.end, one.text) for one in cold] == [(one.start, one.end, one.text) for one in drafted]
-    passes = [sum(one.transcript.rounds for one in updates if not one.final) for updates in (cold, drafted)]
+    assert [(update.start, update.end, update.text) for update in cold] == [
+        (update.start, update.end, update.text) for update in drafted
+    ]
+    passes = [sum(update.transcript.rounds for update in updates if not update.final) for updates in (cold, drafted)]
     assert passes[1] <= passes[0] / 2
-    before = [updates[updates.index(one) - 1] for updates in (cold, drafted) for one in updates if one.final]
-    finals = [one for updates in (cold, drafted) for one in updates if one.final]
-    assert [one.transcript for one in before] == [one.transcript for one in finals]  # what the pause showed
+    before = [updates[updates.index(update) - 1] for updates in (cold, drafted) for update in updates if update.final]
+    finals = [update for updates in (cold, drafted) for update in updates if update.final]
+    assert [update.transcript for update in before] == [update.transcript for update in finals]  # what the pause showed
 
 
 def test_a_window_drafts_nothing_of_the_one_before(tiny: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
     expected = model.generate(**inputs, **options)  # type: ignore[operator]
     result = mmdec.generate(model, inputs, drafter(tokenizer, kind), num_speculative_tokens=nodes, **options)
     assert torch.equal(result.sequences, expected)
-    assert nodes is None or sum(sum(one.drafted) for one in result.rounds)
+    assert nodes is None or sum(sum(round_.drafted) for round_ in result.rounds)
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
@@ -103,7 +103,7 @@ def test_residual_sampling_keeps_the_targets_distribution() -> None:
     text, rule = Sequences(ids, Stop(5, frozenset())), ResidualRule(SamplingState(4))
     drafts = OtherVocabulary(toy, letters, letters)
     rounds = list(decode(target, inputs, text, rule, drafts, FixedBudget(2)))
-    accepted = sum(sum(one.accepted) for one in rounds)
+    accepted = sum(sum(round_.accepted) for round_ in rounds)
     seen = Counter(tuple(row) for row in texts(rounds, rows))
     chi = 0.0
     for outcome in product(range(3), repeat=3):
@@ -133,7 +133,7 @@ def test_a_text_model_drafts_for_one_that_sees(kind: str, pictures: tuple[int, .
     expected = model.generate(**inputs, **options)
     result = mmdec.generate(model, inputs, drafter(letters, size=SEEN), num_speculative_tokens=4, **options)
     assert torch.equal(result.sequences, expected)
-    assert sum(sum(one.drafted) for one in result.rounds)
+    assert sum(sum(round_.drafted) for round_ in result.rounds)
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")

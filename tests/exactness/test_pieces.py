@@ -74,10 +74,10 @@ def test_pieces_in_a_batch_equal_one_after_another(request: pytest.FixtureReques
     assert max(map(len, map(pieces, sounds))) > 1
     for sound, result in zip(sounds, together, strict=True):
         expected = [mmdec.transcribe(piece, **options) for piece in pieces(sound)]
-        assert result.tokens == [token for one in expected for token in one.tokens]
+        assert result.tokens == [token for transcript in expected for token in transcript.tokens]
         if model == "whisper":  # a random model's text begins with no space
-            assert result.text.split() == " ".join(one.text for one in expected).split()
-        assert result.windows == sum(one.windows for one in expected)
+            assert result.text.split() == " ".join(transcript.text for transcript in expected).split()
+        assert result.windows == sum(transcript.windows for transcript in expected)
         assert result.seconds == pytest.approx(len(sound) / RATE)
         if len(expected) == 1:
             assert result.segments == expected[0].segments
@@ -103,7 +103,8 @@ def test_pieces_are_near_thirty_seconds_and_hold_all_that_is_said() -> None:
     assert all(window.start + len(window.samples) <= after.start for window, after in pairwise(windows))
     assert all(len(window.samples) <= WINDOW for window in windows)
     between = [
-        LONG[one.end : after.start].abs().max() if one.end < after.start else 0.0 for one, after in pairwise(windows)
+        LONG[window.end : after.start].abs().max() if window.end < after.start else 0.0
+        for window, after in pairwise(windows)
     ]
     assert max(between) < 1e-3
 
@@ -147,9 +148,9 @@ def test_transcripts_are_reported_in_order_as_they_finish(whisper: LoadedWhisper
         cut_at_pauses=True,
         batch_size=2,
         progress=lambda now, _: done.append(now),
-        on_transcript=lambda index, one: reported.append((index, one.text)),
+        on_transcript=lambda index, transcript: reported.append((index, transcript.text)),
     )
-    assert reported == [(index, one.text) for index, one in enumerate(result)]
+    assert reported == [(index, transcript.text) for index, transcript in enumerate(result)]
     assert done == sorted(done)
     assert done[-1] == pytest.approx(sum(map(len, sounds)) / RATE)
 
@@ -195,5 +196,5 @@ def test_seconds_of_a_job_leave_out_other_jobs(tiny: LoadedWhisper, monkeypatch:
     monkeypatch.setattr(timing, "time", clock)
     with own_threads(1):  # with several, a second thread encodes at the same time
         result = mmdec.transcribe(SOUNDS[2:], sample_rate=RATE, model=tiny, cut_at_pauses=True, batch_size=2)
-    assert 0 < sum(one.timings["total"] for one in result) <= clock.readings
-    assert all(min(one.timings.values()) >= 0 for one in result)
+    assert 0 < sum(transcript.timings["total"] for transcript in result) <= clock.readings
+    assert all(min(transcript.timings.values()) >= 0 for transcript in result)

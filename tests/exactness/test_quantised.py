@@ -44,8 +44,8 @@ def tokens_by(entry_point: str, model: Any, inputs: dict[str, Tensor], drafter: 
     if entry_point == "generate":
         return mmdec.generate(model, inputs, drafter, **OPTIONS).sequences[:, start:].tolist()
     texts: list[list[int]] = [[] for _ in inputs["input_ids"]]
-    for one in mmdec.stream(model, inputs, drafter, **OPTIONS):
-        for row, tokens in zip(one.rows, one.tokens, strict=True):
+    for round_ in mmdec.stream(model, inputs, drafter, **OPTIONS):
+        for row, tokens in zip(round_.rows, round_.tokens, strict=True):
             assert len(tokens) == 1
             texts[row] += tokens
     longest = max(map(len, texts))
@@ -62,7 +62,7 @@ def test_quantised_language_models_keep_their_texts(entry_point: str, batch: int
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             result = tokens_by(entry_point, model, prompts(batch, seed), drafter)
-        assert [WARNING in str(one.message) for one in heard] == [True] * (warns and seed == 0)
+        assert [WARNING in str(warning.message) for warning in heard] == [True] * (warns and seed == 0)
         assert result == tokens_by("stock", model, prompts(batch, seed))
 
 

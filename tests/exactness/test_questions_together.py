@@ -72,10 +72,10 @@ def test_a_list_has_the_answers_of_its_questions(
         mmdec.describe(pictures, prompts, batch_size=batch_size, seed=7, on_round=rounds.append, **options)
     assert list(refused.value.errors) == [3]
     result = refused.value.results
-    assert [one and one.tokens for one in result] == [one and one.tokens for one in expected]
+    assert [answer and answer.tokens for answer in result] == [answer and answer.tokens for answer in expected]
     for index, answer in enumerate(expected):
-        told = [new for one in rounds for row, new in zip(one.rows, one.tokens, strict=True) if row == index]
+        told = [new for round_ in rounds for row, new in zip(round_.rows, round_.tokens, strict=True) if row == index]
         assert [token for tokens in told for token in tokens] == (answer.tokens if answer else [])
     assert bool(shared) == bool(options.get("do_sample"))  # only then a question is a decoding of its own
     assert max(shared, default=2) > 1
-    assert max(len(one.rows) for one in rounds) <= batch_size
+    assert max(len(round_.rows) for round_ in rounds) <= batch_size

@@ -145,7 +145,7 @@ def stock(whisper: LoadedWhisper, samples: list[Tensor], way: dict[str, Any]) ->
     long = len(samples[0]) // extractor.hop_length > extractor.nb_max_frames
     more: dict[str, Any] = {"padding": "longest", "truncation": False} if long else {}
     features = extractor(
-        [one.numpy() for one in samples],
+        [sample.numpy() for sample in samples],
         sampling_rate=SAMPLE_RATE,
         return_tensors="pt",
         return_attention_mask=True,
@@ -176,12 +176,16 @@ def allowed(whisper: LoadedWhisper, way: dict[str, Any]) -> bool:
 
 
 def check(result: mmdec.Transcript, expected: list[dict[str, Any]], timestamps: str | None) -> None:
-    assert result.tokens == [token for one in expected for token in one["tokens"].tolist()]
+    assert result.tokens == [token for segment in expected for token in segment["tokens"].tolist()]
     if timestamps == "segment":
-        times = [min(round(float(one[name]), 3), result.seconds) for one in expected for name in ("start", "end")]
-        assert [time for one in result.segments for time in (one.start, one.end)] == pytest.approx(times)
+        times = [
+            min(round(float(segment[name]), 3), result.seconds) for segment in expected for name in ("start", "end")
+        ]
+        assert [time for segment in result.segments for time in (segment.start, segment.end)] == pytest.approx(times)
     if timestamps == "word":
-        spoken = [time for one in result.segments for word in one.words or () for time in (word.start, word.end)]
+        spoken = [
+            time for segment in result.segments for word in segment.words or () for time in (word.start, word.end)
+        ]
         assert spoken == sorted(spoken)
         assert all(0 <= time <= result.seconds for time in spoken)
 
@@ -228,8 +232,8 @@ def test_batches_equal_single_recordings(whisper: LoadedWhisper, name: str) -> N
             expected = stock(whisper, batch, way)
             arrays: Any = [samples.numpy() for samples in batch]
             result = mmdec.transcribe(arrays, sample_rate=SAMPLE_RATE, model=whisper, batch_size=BATCH, **way)
-            for one, theirs in zip(result, expected, strict=True):
-                check(one, theirs, way.get("timestamps"))
+            for transcript, theirs in zip(result, expected, strict=True):
+                check(transcript, theirs, way.get("timestamps"))
 
 
 @pytest.mark.parametrize("length", [0.1, 5.0, 30.0, 30.01])
@@ -249,7 +253,7 @@ def test_live_text_equals_transcribe(whisper: LoadedWhisper, name: str) -> None:
     sound = torch.cat([part for path in RECORDINGS for part in (pause, load_audio(path))] + [pause])
     options: dict[str, Any] = {"model": whisper, **WAYS[name]}
     chunks = (sound[at : at + SAMPLE_RATE // 2] for at in range(0, len(sound), SAMPLE_RATE // 2))
-    finals = [one for one in mmdec.transcribe_stream(chunks, every=2.0, **options) if one.final]
+    finals = [update for update in mmdec.transcribe_stream(chunks, every=2.0, **options) if update.final]
     assert len(finals) >= len(RECORDINGS)
     passes = [0, 0]
     for update in finals:

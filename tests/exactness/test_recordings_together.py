@@ -62,7 +62,7 @@ def test_a_list_has_the_texts_of_its_recordings(
     expected = [mmdec.transcribe(recording, **options) for recording in recordings]
     assert not widths
     together = mmdec.transcribe(recordings, batch_size=rng.choice([2, 3, 7]), threads=rng.choice([1, 2]), **options)
-    assert [one.tokens for one in together] == [one.tokens for one in expected]
-    assert [one.segments for one in together] == [one.segments for one in expected]
-    assert [one.windows for one in together] == [one.windows for one in expected]
+    assert [transcript.tokens for transcript in together] == [transcript.tokens for transcript in expected]
+    assert [transcript.segments for transcript in together] == [transcript.segments for transcript in expected]
+    assert [transcript.windows for transcript in together] == [transcript.windows for transcript in expected]
     assert max(widths) > 1

@@ -69,12 +69,12 @@ def first_tokens(
     logits = scores.expand(1, children + 1, VOCAB)
     for drafted, tree in drafting.outcomes(draft):
 
-        def one(tree: Draft = tree) -> int:
+        def draw(tree: Draft = tree) -> int:
             text = Sequences(torch.tensor([[0]]), Stop(3))
             verify(tree, Scores(logits), make(verifying), text)
             return text.tokens[0][0]
 
-        for probability, token in verifying.outcomes(one):
+        for probability, token in verifying.outcomes(draw):
             found[token] += drafted * probability
     return found
 
@@ -149,7 +149,7 @@ def test_several_draws_have_the_distribution_of_their_formula(draws: int, holes:
     expected = torch.zeros(VOCAB, dtype=torch.float64)
     for order in permutations(possible, min(draws, len(possible))):
         probability = prod(
-            float(p[token]) / (1 - sum(float(p[one]) for one in order[:k])) for k, token in enumerate(order)
+            float(p[token]) / (1 - sum(float(p[earlier]) for earlier in order[:k])) for k, token in enumerate(order)
         )
         for drafted in range(VOCAB):
             expected[drafted if drafted in order else order[0]] += probability * q[drafted]
@@ -177,7 +177,7 @@ def test_without_relaxation_every_token_is_the_lossless_rules(relaxed: Rule, los
         text, rounds = run(
             target, [[1, 2], [3]], Stop(60), rule, Scripted(random_tree_drafts(target)), RandomBudget(Random(3))
         )
-        texts.append((text.tokens, [one.tokens for one in rounds]))
+        texts.append((text.tokens, [round_.tokens for round_ in rounds]))
     assert texts[0] == texts[1]
 
 

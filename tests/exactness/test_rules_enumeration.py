@@ -132,12 +132,12 @@ def drafted_distribution(
         for drafted, trees in drafting.outcomes(lambda: draft(drafting, text)):
             scores = target.score(Session([text[:-1]]), trees)
 
-            def one(trees: Draft = trees, scores: Scores = scores) -> tuple[int, ...]:
+            def draw(trees: Draft = trees, scores: Scores = scores) -> tuple[int, ...]:
                 state = Sequences(torch.tensor([text]), Stop(len(text) + room, eos), processors or [])
                 verify(trees, scores, rule(verifying), state)
                 return tuple(state.tokens[0])
 
-            for probability, tokens in verifying.outcomes(one):
+            for probability, tokens in verifying.outcomes(draw):
                 for rest, p in rounds([*text, *tokens]).items():
                     distribution[(*tokens, *rest)] += drafted * probability * p
         known[tuple(text)] = distribution
@@ -146,9 +146,9 @@ def drafted_distribution(
     return rounds(prefix)
 
 
-def difference(one: Distribution, other: Distribution) -> float:
-    assert abs(sum(one.values()) - 1) < 1e-9
-    return max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other})
+def difference(first: Distribution, second: Distribution) -> float:
+    assert abs(sum(first.values()) - 1) < 1e-9
+    return max(abs(first.get(key, 0.0) - second.get(key, 0.0)) for key in {*first, *second})
 
 
 @pytest.mark.parametrize("processors", [[], [warm_and_cut]], ids=["raw", "processed"])
@@ -323,21 +323,21 @@ def test_the_whole_loop_with_two_rows_has_the_targets_distribution(
     class Drawing(Scripted):
         def propose(self, state: Memory, roots: Tensor, plan: Plan) -> Draft:
             drafts = [drafting(drafter, choices, row, [0]) for row in state.rows]
-            probs = [one.probs for one in drafts if one.probs is not None]
+            probs = [draft.probs for draft in drafts if draft.probs is not None]
             return Draft(
-                torch.cat([one.tokens for one in drafts]),
-                torch.cat([one.parents for one in drafts]),
-                torch.cat([one.size for one in drafts]),
+                torch.cat([draft.tokens for draft in drafts]),
+                torch.cat([draft.parents for draft in drafts]),
+                torch.cat([draft.size for draft in drafts]),
                 torch.cat(probs) if probs else None,
             )
 
-    def one() -> tuple[tuple[int, ...], ...]:
+    def draw() -> tuple[tuple[int, ...], ...]:
         stop = Stop(padded(prompts)["input_ids"].shape[1] + 3, eos)
         text, _ = run(target, prompts, stop, rule(choices), Drawing(lambda *_: ([], [])), FixedBudget(1))
         return tuple(map(tuple, text.tokens))
 
     got: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
-    for probability, tokens in choices.outcomes(one):
+    for probability, tokens in choices.outcomes(draw):
         got[tokens] += probability
     distributions = [plain_distribution(target, prompt, 3, eos, []) for prompt in prompts]
     assert set(got) == set(product(*distributions))

@@ -92,8 +92,8 @@ def test_equal_prompts_get_different_texts(drafted: bool) -> None:
     assert len({row[0] for row in text.tokens}) > 2  # the first tokens differ already: equal texts, other noise
     fewer, _ = run(target, [[7, 8]] * 3, Stop(LENGTH), rule)
     assert fewer.tokens == text.tokens[:3]
-    other, _ = run(target, [[7, 8]] * 8, Stop(LENGTH), MatchRule(KeyedSample(4)))
-    assert all(one != two for one, two in zip(other.tokens, text.tokens, strict=True))
+    other_text, _ = run(target, [[7, 8]] * 8, Stop(LENGTH), MatchRule(KeyedSample(4)))
+    assert all(other_row != row for other_row, row in zip(other_text.tokens, text.tokens, strict=True))
 
 
 def test_sampling_at_batch_one_equals_stock() -> None:

@@ -162,7 +162,7 @@ def test_heads_that_keep_a_state_join_and_leave(form: str) -> None:
         while scheduler.running or scheduler.waiting:
             scheduler.step()
     assert [run.sequences.tolist() for run in runs] == expected
-    assert any(max(one.drafted) > 1 for request in asked for one in request.rounds)
+    assert any(max(round_.drafted) > 1 for request in asked for round_ in request.rounds)
 
 
 @pytest.mark.parametrize(
@@ -339,9 +339,11 @@ def test_a_processor_that_counts_reads_one_prompt_after_another() -> None:
     prompts = [torch.tensor([[5, 6, number]]) for number in range(7, 12)]
     options: dict[str, Any] = {"drafter": None, "max_new_tokens": 7}
     counter = Counter()
-    expected = [mmdec.generate(model, one, logits_processor=[counter], **options).sequences.tolist() for one in prompts]
+    expected = [
+        mmdec.generate(model, prompt, logits_processor=[counter], **options).sequences.tolist() for prompt in prompts
+    ]
     together = mmdec.generate(model, prompts, logits_processor=[Counter()], **options)
-    assert [one.sequences.tolist() for one in together] == expected
+    assert [generation.sequences.tolist() for generation in together] == expected
 
 
 def test_a_processors_stop_iteration_reaches_the_caller() -> None:

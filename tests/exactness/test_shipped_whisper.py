@@ -121,8 +121,8 @@ def test_segments_and_words_agree(sounds: dict[str, Tensor]):
     timed, marked = (
         mmdec.transcribe(sounds["long"], sample_rate=16000, timestamps=kind) for kind in ("word", "segment")
     )
-    assert [one.tokens for one in timed.segments] == [one.tokens for one in marked.segments]
-    assert [one.text for one in timed.segments] == [one.text for one in marked.segments]
+    assert [segment.tokens for segment in timed.segments] == [segment.tokens for segment in marked.segments]
+    assert [segment.text for segment in timed.segments] == [segment.text for segment in marked.segments]
     at = 0.0
     for segment, model in zip(timed.segments, marked.segments, strict=True):
         assert segment.words
@@ -132,7 +132,7 @@ def test_segments_and_words_agree(sounds: dict[str, Tensor]):
             at = word.end
         assert segment.end <= max(model.end, segment.words[-1].start + 1.0)  # no word lasts through a pause
     assert len(timed.segments) > 15
-    assert any(one.start != model.start for one, model in zip(timed.segments, marked.segments, strict=True))
+    assert any(segment.start != model.start for segment, model in zip(timed.segments, marked.segments, strict=True))
 
 
 def test_other_languages_are_refused(sounds: dict[str, Tensor]):
@@ -146,7 +146,7 @@ def test_timestamps_do_not_change_the_confidence(whisper: LoadedWhisper) -> None
     paths = [SAMPLES / "austen.flac", SAMPLES / "two_cities.flac"]
     plain = mmdec.transcribe(paths, model=whisper)
     timed = mmdec.transcribe(paths, model=whisper, timestamps="segment")
-    for one, other in zip(plain, timed, strict=True):
-        assert one.text == other.text
-        assert other.confidence == pytest.approx(one.confidence, abs=0.05)
-        assert other.evidence["count"] == one.evidence["count"]
+    for plain_transcript, timed_transcript in zip(plain, timed, strict=True):
+        assert plain_transcript.text == timed_transcript.text
+        assert timed_transcript.confidence == pytest.approx(plain_transcript.confidence, abs=0.05)
+        assert timed_transcript.evidence["count"] == plain_transcript.evidence["count"]

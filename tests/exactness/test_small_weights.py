@@ -188,7 +188,9 @@ def test_a_peft_model_keeps_its_texts() -> None:
     model = peft.get_peft_model(llama(), peft.LoraConfig(**LORA, task_type="CAUSAL_LM"))
     adapted(model)
     inputs, base, drafted = prompts("x", (21, 9, 4)), model.get_base_model(), list[int]()
-    plug = mmdec.speculate("lookup", num_speculative_tokens=5, on_round=lambda one: drafted.append(sum(one.drafted)))
+    plug = mmdec.speculate(
+        "lookup", num_speculative_tokens=5, on_round=lambda round_: drafted.append(sum(round_.drafted))
+    )
     expected = model.generate(**inputs, **OPTIONS)
     assert torch.equal(model.generate(**inputs, **OPTIONS, custom_generate=plug), expected)
     assert any(drafted)

@@ -101,8 +101,10 @@ def test_rows_that_join_and_leave_keep_their_texts() -> None:
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0}
     alone = [mmdec.generate(model, ids, None, **options).sequences for ids in asked]
     together = mmdec.generate(model, asked, drafter_for(model), num_speculative_tokens=(15, 4), batch_size=3, **options)
-    assert all(torch.equal(one.sequences, other) for one, other in zip(together, alone, strict=True))
-    assert max(max(one.accepted) for generation in together for one in generation.rounds) > 0
+    assert all(
+        torch.equal(generation.sequences, expected) for generation, expected in zip(together, alone, strict=True)
+    )
+    assert max(max(round_.accepted) for generation in together for round_ in generation.rounds) > 0
 
 
 @pytest.mark.parametrize("rule", ["residual", "traversal", "sampled"])
@@ -146,7 +148,7 @@ def test_a_soft_node_is_not_accepted_for_its_token() -> None:
 
     result = mmdec.generate(model, ids, SoftTruth(), num_speculative_tokens=4, **options)
     assert torch.equal(result.sequences, expected)
-    assert all(one.accepted == [0] and one.drafted == [0] for one in result.rounds)
+    assert all(round_.accepted == [0] and round_.drafted == [0] for round_ in result.rounds)
 
 
 class Proposing(Scripted):

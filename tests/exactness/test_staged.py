@@ -39,7 +39,7 @@ def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
     expected = model.generate(**inputs, **OPTIONS)  # type: ignore[operator]
     result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=case["nodes"], **OPTIONS)
     assert torch.equal(result.sequences, expected)
-    assert case["nodes"] is None or sum(sum(one.drafted) for one in result.rounds)
+    assert case["nodes"] is None or sum(sum(round_.drafted) for round_ in result.rounds)
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
@@ -52,7 +52,7 @@ def test_sampled_output_does_not_depend_on_the_inner_drafter(rule: Any, batch: i
         for drafter in (SMALL, mmdec.small_model(SMALL, inner="lookup"))
     ]
     assert torch.equal(results[0].sequences, results[1].sequences)
-    assert [one.drafted for one in results[0].rounds] == [one.drafted for one in results[1].rounds]
+    assert [round_.drafted for round_ in results[0].rounds] == [round_.drafted for round_ in results[1].rounds]
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
@@ -67,7 +67,7 @@ def test_a_model_drafts_for_itself_in_fewer_passes(inner: str) -> None:
         handle = network.model.layers[0].register_forward_pre_hook(lambda *_, seen=passes: seen.append(1))
         result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=5, **options)
         handle.remove()
-        assert all(one.accepted == one.drafted for one in result.rounds)
+        assert all(round_.accepted == round_.drafted for round_ in result.rounds)
         counts.append(len(passes))
     assert counts[1] < counts[0]
 
@@ -88,7 +88,7 @@ def test_the_small_model_stays_within_its_positions(kind: str, batch: int) -> No
         drafter = mmdec.small_model(small, inner="lookup")
         result = mmdec.generate(model, inputs, drafter, num_speculative_tokens=nodes, **OPTIONS)
         assert torch.equal(result.sequences, expected)
-        assert sum(sum(one.drafted) for one in result.rounds)
+        assert sum(sum(round_.drafted) for round_ in result.rounds)
 
 
 def test_it_is_made_once_for_each_target_and_copied_as_its_arguments() -> None:

@@ -25,9 +25,9 @@ def test_step_outputs_equal_stock(kind: str) -> None:
             **inputs, **options, return_dict_in_generate=True, custom_generate=mmdec.speculate("lookup")
         )
     assert torch.equal(result.sequences, expected.sequences)
-    for one, other in zip(getattr(result, kind), getattr(expected, kind), strict=True):
-        for mine, stock in zip(one, other, strict=True):
-            assert torch.equal(mine, stock)
+    for step, expected_step in zip(getattr(result, kind), getattr(expected, kind), strict=True):
+        for output, expected_output in zip(step, expected_step, strict=True):
+            assert torch.equal(output, expected_output)
 
 
 def test_generate_refuses_step_outputs() -> None:

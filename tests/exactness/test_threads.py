@@ -26,7 +26,7 @@ def text(drafter: Any, nodes: Any, batch: int) -> Work:
         made = mmdec.generate(
             TEXTS["llama"], prompts(batch), drafter, num_speculative_tokens=nodes, statistics=own, **options
         )
-        return made.sequences.tolist(), [(one.tokens, one.drafted, one.accepted) for one in made.rounds]
+        return made.sequences.tolist(), [(round_.tokens, round_.drafted, round_.accepted) for round_ in made.rounds]
 
     return work
 
@@ -36,7 +36,7 @@ def speech(drafter: Drafter | str, nodes: Any, batch: int) -> Work:
         rounds: list[Any] = []
         plug = mmdec.speculate(drafter, None, nodes, on_round=rounds.append, statistics=mmdec.DecodingStatistics())
         tokens = MODELS[80].generate(**sound(batch), language="en", custom_generate=plug)
-        return tokens.tolist(), [(one.tokens, one.drafted, one.accepted) for one in rounds]  # type: ignore[union-attr]
+        return tokens.tolist(), [(round_.tokens, round_.drafted, round_.accepted) for round_ in rounds]  # type: ignore[union-attr]
 
     return work
 

@@ -93,12 +93,12 @@ def features(whisper: LoadedWhisper, recordings: list[np.ndarray]) -> dict[str, 
     long = len(recordings[0]) // 160 > 100
     more: dict[str, Any] = {"padding": "longest", "truncation": False} if long else {}
     alone = [
-        whisper.processor(one, sampling_rate=RATE, return_attention_mask=True, return_tensors="pt", **more)
-        for one in recordings
+        whisper.processor(recording, sampling_rate=RATE, return_attention_mask=True, return_tensors="pt", **more)
+        for recording in recordings
     ]
-    width = max(one.input_features.shape[-1] for one in alone)
+    width = max(features.input_features.shape[-1] for features in alone)
     return {
-        name: torch.cat([pad(one[name], (0, width - one[name].shape[-1])) for one in alone])
+        name: torch.cat([pad(features[name], (0, width - features[name].shape[-1])) for features in alone])
         for name in ("input_features", "attention_mask")
     }
 
@@ -106,7 +106,7 @@ def features(whisper: LoadedWhisper, recordings: list[np.ndarray]) -> dict[str, 
 def batches(way: Way) -> list[list[int]]:
     """Batch as `transcribe` documents it: recordings of one window separately, in order."""
     size = way.ours.get("batch_size", 8)
-    kinds = [[place for place, one in enumerate(way.seconds) if (one > 1.0) == long] for long in (False, True)]
+    kinds = [[place for place, seconds in enumerate(way.seconds) if (seconds > 1.0) == long] for long in (False, True)]
     return [places[at : at + size] for places in kinds for at in range(0, len(places), size)]
 
 
@@ -128,7 +128,7 @@ def stock(whisper: LoadedWhisper, name: str) -> dict[int, list[dict[str, Any]]]:
                 **features(whisper, recordings), **{**options, **timed}, return_segments=True
             )
             _stock[name] |= zip(places, out["segments"], strict=True)
-            rows = [torch.cat([one["tokens"] for one in row]).tolist() for row in out["segments"]]
+            rows = [torch.cat([segment["tokens"] for segment in row]).tolist() for row in out["segments"]]
             ends = whisper.model.generation_config.pad_token_id
             for row, sequence in zip(rows, out["sequences"].tolist(), strict=True):
                 assert row == sequence[: len(row)]  # segments are the whole of it
@@ -145,49 +145,53 @@ def test_equals_stock(whisper: LoadedWhisper, name: str, drafter: str | None) ->
     way, before = WAYS[name], whisper.model.config._attn_implementation
     wanted = stock(whisper, name)
     whisper.model.set_attn_implementation(before or "sdpa")  # word timestamps leave the model otherwise
-    recordings = [sound(one, place) for place, one in enumerate(way.seconds)]
+    recordings = [sound(seconds, place) for place, seconds in enumerate(way.seconds)]
     audio: Any = recordings if len(recordings) > 1 else recordings[0]
     found: Any = mmdec.transcribe(audio, sample_rate=RATE, model=whisper, drafter=drafter, **way.ours)
     tokenizer = whisper.tokenizer
     assert whisper.model.config._attn_implementation == before
-    for place, one in enumerate(found if isinstance(found, list) else [found]):
+    for place, transcript in enumerate(found if isinstance(found, list) else [found]):
         tokens = [token for segment in wanted[place] for token in segment["tokens"].tolist()]
-        assert one.tokens == tokens
-        assert one.text == tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        assert transcript.tokens == tokens
+        assert transcript.text == tokenizer.decode(tokens, skip_special_tokens=True).strip()
         if not way.ours.get("timestamps"):
-            assert one.segments == []
+            assert transcript.segments == []
             continue
-        assert len(one.segments) == len(wanted[place])
-        for segment, theirs in zip(one.segments, wanted[place], strict=True):
+        assert len(transcript.segments) == len(wanted[place])
+        for segment, theirs in zip(transcript.segments, wanted[place], strict=True):
             assert segment.tokens == theirs["tokens"].tolist()
             if way.ours["timestamps"] == "segment" or not segment.words:
-                assert segment.start == pytest.approx(min(float(theirs["start"]), one.seconds), abs=1e-3)
-                assert segment.end == pytest.approx(min(float(theirs["end"]), one.seconds), abs=1e-3)
+                assert segment.start == pytest.approx(min(float(theirs["start"]), transcript.seconds), abs=1e-3)
+                assert segment.end == pytest.approx(min(float(theirs["end"]), transcript.seconds), abs=1e-3)
             else:
                 assert (segment.start, segment.end) == (segment.words[0].start, segment.words[-1].end)
             if way.ours["timestamps"] == "word":
                 assert segment.words is not None
                 times = [time for word in segment.words for time in (word.start, word.end)]
                 assert times == sorted(times)
-                assert all(time <= one.seconds for time in times)  # nothing is said behind the sound
+                assert all(time <= transcript.seconds for time in times)  # nothing is said behind the sound
                 spoken = "".join(word.text for word in segment.words)
                 assert spoken.strip() == segment.text or "\ufffd" in spoken
 
 
 def test_the_grid_covers_windows_segments_and_drafts(whisper: LoadedWhisper) -> None:
     """Otherwise the grid would prove nothing: several windows, texts that end, segments, drafts of several kinds."""
-    windows = [{float(one["start"]) // 1 for one in row} for row in stock(whisper, "long segments").values()]
+    windows = [{float(segment["start"]) // 1 for segment in row} for row in stock(whisper, "long segments").values()]
     assert max(map(len, windows)) >= 3
     assert any(len(row) > 1 for row in stock(whisper, "segments").values())
     assert stock(whisper, "short") != stock(whisper, "translated")
 
 
 def test_a_list_is_as_one_by_one(whisper: LoadedWhisper) -> None:
-    recordings = [sound(one, place) for place, one in enumerate(MIXED)]
+    recordings = [sound(seconds, place) for place, seconds in enumerate(MIXED)]
     together = mmdec.transcribe(recordings, sample_rate=RATE, model=whisper, timestamps="segment")
-    for one, recording in zip(together, recordings, strict=True):
+    for transcript, recording in zip(together, recordings, strict=True):
         alone = mmdec.transcribe(recording, sample_rate=RATE, model=whisper, timestamps="segment", drafter=None)
-        assert (one.text, one.segments, one.language) == (alone.text, alone.segments, alone.language)
+        assert (transcript.text, transcript.segments, transcript.language) == (
+            alone.text,
+            alone.segments,
+            alone.language,
+        )
 
 
 def test_temperature_fallback_under_a_seed_equals_stock(whisper: LoadedWhisper) -> None:
@@ -205,13 +209,16 @@ def test_temperature_fallback_under_a_seed_equals_stock(whisper: LoadedWhisper) 
 def test_rows_that_fall_back_are_independent(whisper: LoadedWhisper) -> None:
     """Rounds of a batch where some rows are decoded again are those of each recording by itself."""
     ladder: dict[str, Any] = {"temperature": (0.0, 1e-4), "logprob_threshold": -1.5, "drafter": None}
-    recordings = [sound(one, place) for place, one in enumerate((1.2, 1.4, 1.3))]
-    alone = [mmdec.transcribe(one, sample_rate=RATE, model=whisper, **ladder) for one in recordings]
-    once = [mmdec.transcribe(one, sample_rate=RATE, model=whisper, drafter=None, temperature=0.0) for one in recordings]
+    recordings = [sound(seconds, place) for place, seconds in enumerate((1.2, 1.4, 1.3))]
+    alone = [mmdec.transcribe(recording, sample_rate=RATE, model=whisper, **ladder) for recording in recordings]
+    once = [
+        mmdec.transcribe(recording, sample_rate=RATE, model=whisper, drafter=None, temperature=0.0)
+        for recording in recordings
+    ]
     assert all(a.rounds < b.rounds < 2 * a.rounds for a, b in zip(once, alone, strict=True))  # some windows, not all
-    assert len({one.rounds for one in alone}) > 1
+    assert len({transcript.rounds for transcript in alone}) > 1
     together = mmdec.transcribe(recordings, sample_rate=RATE, model=whisper, **ladder)
-    assert [one.rounds for one in together] == [one.rounds for one in alone]
+    assert [transcript.rounds for transcript in together] == [transcript.rounds for transcript in alone]
 
 
 def test_rounds_are_passes_of_the_decoder(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +259,7 @@ def test_a_window_is_encoded_once(whisper: LoadedWhisper, name: str) -> None:
 
     hook = encoder.register_forward_hook(listen, with_kwargs=True)
     way = WAYS[name]
-    recordings: list[Any] = [sound(one, place) for place, one in enumerate(way.seconds)]
+    recordings: list[Any] = [sound(seconds, place) for place, seconds in enumerate(way.seconds)]
     ways = dict(way.ours)
     if name == "thresholds":
         ways["temperature"] = (0.0, 1e-4)
@@ -260,9 +267,9 @@ def test_a_window_is_encoded_once(whisper: LoadedWhisper, name: str) -> None:
         found = mmdec.transcribe(recordings, sample_rate=RATE, model=whisper, **ways)
     finally:
         hook.remove()
-    assert sum(passes) <= sum(one.windows for one in found)
+    assert sum(passes) <= sum(transcript.windows for transcript in found)
     if name == "thresholds":
-        assert sum(passes) < sum(one.windows for one in found)  # some were decoded again
+        assert sum(passes) < sum(transcript.windows for transcript in found)  # some were decoded again
     assert kinds == {"sdpa"}
 
 
@@ -273,7 +280,7 @@ SMALLER = ("short", "batch", "long batch", "long words", "thresholds")
 def test_a_smaller_whisper_runs_its_own_encoder(whisper: LoadedWhisper, name: str) -> None:
     """One whose encoder has another size, as tiny for base: it hears each window itself, and drafts."""
     way = WAYS[name]
-    recordings: list[Any] = [sound(one, place) for place, one in enumerate(way.seconds)]
+    recordings: list[Any] = [sound(seconds, place) for place, seconds in enumerate(way.seconds)]
     small = network(whisper.tokenizer, 5, d_model=16)
     heard: list[int] = []
     small.get_encoder().register_forward_hook(lambda *_: heard.append(1))
@@ -281,9 +288,9 @@ def test_a_smaller_whisper_runs_its_own_encoder(whisper: LoadedWhisper, name: st
     found = mmdec.transcribe(recordings, drafter=small, **options)
     wanted = mmdec.transcribe(recordings, drafter=None, **options)
     assert heard
-    assert [one.tokens for one in found] == [one.tokens for one in wanted]
+    assert [transcript.tokens for transcript in found] == [transcript.tokens for transcript in wanted]
     own = mmdec.transcribe(recordings, drafter=whisper.model, **options)  # the same states, whoever encodes
-    assert [one.tokens for one in own] == [one.tokens for one in wanted]
+    assert [transcript.tokens for transcript in own] == [transcript.tokens for transcript in wanted]
 
 
 def test_the_folder_of_a_smaller_whisper_drafts_without_changing_the_text(
@@ -311,7 +318,7 @@ def test_heads_by_folder_or_object_give_the_models_own_text(whisper: LoadedWhisp
     folder: Path = whisper.directory / "medusa"
     for drafter in (folder, str(folder), load_heads(folder, whisper.model)):
         found = mmdec.transcribe(sound(0.7), sample_rate=RATE, model=whisper, drafter=drafter, language="en")
-        assert found.tokens == [token for one in stock(whisper, "short")[0] for token in one["tokens"].tolist()]
+        assert found.tokens == [token for segment in stock(whisper, "short")[0] for token in segment["tokens"].tolist()]
 
 
 HALVED = [(name, DRAFTERS[(place + 1) % 3]) for place, name in enumerate(WAYS)]

@@ -72,7 +72,7 @@ def fresh() -> None:
 def rows_of(rng: random.Random, content: str, batch: int) -> list[Row]:
     """The first row has the content, the others have it or something else."""
     contents = [content, *(rng.choice([content, "none", "one"]) for _ in range(batch - 1))]
-    return [row_of(rng, one) for one in contents]
+    return [row_of(rng, content) for content in contents]
 
 
 def options_of(model: Any, choice: str) -> dict[str, Any]:
@@ -120,8 +120,8 @@ def run_turn(case: dict[str, Any], model: Any, inputs: dict[str, Tensor], drafte
         plug = mmdec.speculate(drafter, num_speculative_tokens=nodes, seed=seed)
         return model.generate(**inputs, **options, custom_generate=plug)
     rows: list[list[int]] = [[] for _ in inputs["input_ids"]]
-    for one in mmdec.stream(model, inputs, drafter, num_speculative_tokens=nodes, seed=seed, **options):
-        for row, tokens in zip(one.rows, one.tokens, strict=True):
+    for round_ in mmdec.stream(model, inputs, drafter, num_speculative_tokens=nodes, seed=seed, **options):
+        for row, tokens in zip(round_.rows, round_.tokens, strict=True):
             rows[row] += tokens
     longest = max(map(len, rows))
     text = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])

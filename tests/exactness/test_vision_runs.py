@@ -80,11 +80,11 @@ def test_streams_that_take_turns_get_what_each_gets_alone(kind: str) -> None:
     going = list(range(len(streams)))
     while going:
         for index in list(going):
-            one = next(streams[index], None)
-            if one is None:
+            round_ = next(streams[index], None)
+            if round_ is None:
                 going.remove(index)
                 continue
-            for row, tokens in zip(one.rows, one.tokens, strict=True):
+            for row, tokens in zip(round_.rows, round_.tokens, strict=True):
                 streamed[index][row] += tokens
     for inputs, rows, sequences in zip(given, streamed, expected, strict=True):
         for row, tokens in enumerate(rows):
@@ -210,7 +210,7 @@ def test_a_smaller_model_of_its_kind_sees_the_images(kind: str) -> None:
     rounds: list[Any] = []
     plug = mmdec.speculate(model, num_speculative_tokens=3, on_round=rounds.append)
     assert torch.equal(model.generate(**inputs, **options, custom_generate=plug), expected)
-    assert any(sum(one.drafted) for one in rounds)
+    assert any(sum(round_.drafted) for round_ in rounds)
 
 
 # --- what cannot work ------------------------------------------------------------------------------------------------

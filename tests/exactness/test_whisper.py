@@ -141,7 +141,7 @@ def test_drafts_with_ends_and_timestamp_pairs_anywhere_equal_stock(mels: int, ba
     texts = windows(mels, "long", batch)
     tokens = [token for rows in texts for row in rows.tolist() for token in row[3:]]
     assert EOT in tokens
-    assert any(one >= TIMESTAMPS <= other for one, other in pairwise(tokens))
+    assert any(token >= TIMESTAMPS <= following for token, following in pairwise(tokens))
     assert any(EOT not in row[3:] for rows in texts for row in rows.tolist())  # cut by length
     found = call(MODELS[mels], MODES["long"], batch, custom_generate=plug(KnownTextDrafter(texts, True, False), nodes))
     assert_same(found, stock(mels, "long", batch, "sdpa"))
@@ -222,18 +222,18 @@ def test_outputs_are_those_of_generate(batch: int, attention: str) -> None:
     assert max(ends) > 8
     for name in ("scores", "logits"):
         assert len(found[name]) == len(wanted[name])
-        for step, (one, other) in enumerate(zip(found[name], wanted[name], strict=True)):
+        for step, (scores, stock_scores) in enumerate(zip(found[name], wanted[name], strict=True)):
             rows = [row for row, end in enumerate(ends) if step <= end]
-            torch.testing.assert_close(one[rows], other[rows], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(scores[rows], stock_scores[rows], rtol=1e-4, atol=1e-4)
     assert set(found) == set(wanted)
     for name in ("cross_attentions", "decoder_attentions", "decoder_hidden_states", "encoder_attentions"):
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-4)
     for part in ("self_attention_cache", "cross_attention_cache"):
-        for mine, theirs in zip(
+        for layer, stock_layer in zip(
             getattr(found[CACHE_ARGUMENT], part).layers, getattr(wanted[CACHE_ARGUMENT], part).layers, strict=True
         ):
-            torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(mine.values, theirs.values, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(layer.keys, stock_layer.keys, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(layer.values, stock_layer.values, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_smaller_whisper_drafts_over_the_large_ones_encoder(mode: str, batch: 
         rounds: list[Any] = []
         custom = plug(drafting, 4, on_round=rounds.append)
         assert_same(call(MODELS[80], MODES[mode], batch, custom_generate=custom), stock(80, mode, batch, "sdpa"))
-    assert sum(map(sum, (one.accepted for one in rounds))) > 10  # the model itself is a good drafter
+    assert sum(map(sum, (round_.accepted for round_ in rounds))) > 10  # the model itself is a good drafter
     other = whisper(80, 4, vocab_size=VOCABULARY - 1)
     with pytest.raises(InputError, match="tokens"):
         call(MODELS[80], MODES[mode], batch, custom_generate=plug(other, 4))
@@ -283,6 +283,6 @@ def test_a_smaller_whisper_drafts_over_the_large_ones_encoder(mode: str, batch: 
     custom = plug(wide, 4, on_round=silent.append)
     assert_same(call(MODELS[80], MODES[mode], batch, custom_generate=custom), stock(80, mode, batch, "sdpa"))
     assert silent
-    assert not any(sum(one.drafted) for one in silent)
+    assert not any(sum(round_.drafted) for round_ in silent)
     with pytest.raises(InputError, match="channels"):  # a decoder alone has no encoder to hear with
         SmallModel(make_target(wide), reads_encoder=True).check(make_target(MODELS[80]))
