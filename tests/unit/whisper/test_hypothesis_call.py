@@ -151,7 +151,7 @@ def test_a_function_hears_each_recording_once(whisper: LoadedWhisper) -> None:
         return plain[len(heard) - 1].text
 
     found = transcribe(whisper, sounds, mmdec.hypothesis(listen), batch_size=1)
-    assert [one.tokens for one in found] == [one.tokens for one in plain]
+    assert [transcript.tokens for transcript in found] == [transcript.tokens for transcript in plain]
     assert [len(samples) for samples in heard] == [len(sound) for sound in sounds]
     assert heard[0].dtype == np.float32
     assert heard[0].ndim == 1
@@ -180,8 +180,8 @@ def test_whispers_hear_by_name_and_loaded(whisper: LoadedWhisper) -> None:
     ]
     for drafter in drafters:
         found = transcribe(whisper, sounds, drafter)
-        assert [one.tokens for one in found] == [one.tokens for one in plain]
-        assert all(one.timings["drafter"] > 0 for one in found)
+        assert [transcript.tokens for transcript in found] == [transcript.tokens for transcript in plain]
+        assert all(transcript.timings["drafter"] > 0 for transcript in found)
     with pytest.raises(mmdec.InputError, match="`processor` must be that of the loaded model"):
         mmdec.hypothesis(whisper.model)
 
@@ -192,7 +192,7 @@ def ctc_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "ctc"
     folder.mkdir()
     symbols = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefghijklmnopqrstuvwxyz"]
-    (folder / "vocab.json").write_text(str({one: at for at, one in enumerate(symbols)}).replace("'", '"'))
+    (folder / "vocab.json").write_text(str({symbol: at for at, symbol in enumerate(symbols)}).replace("'", '"'))
     tokenizer = Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
     Wav2Vec2Processor(Wav2Vec2FeatureExtractor(), tokenizer).save_pretrained(folder)
     torch.manual_seed(0)
@@ -218,7 +218,9 @@ def test_ctc_models_hear(whisper: LoadedWhisper, ctc_folder: Path) -> None:
     assert same.listen(torch.from_numpy(buzz(0.9, 3)).float()) == text
     sounds: Any = [buzz(0.9, 3), buzz(2.2, 4)]
     found = transcribe(whisper, sounds, drafter)
-    assert [one.tokens for one in found] == [one.tokens for one in transcribe(whisper, sounds, None)]
+    assert [transcript.tokens for transcript in found] == [
+        transcript.tokens for transcript in transcribe(whisper, sounds, None)
+    ]
 
 
 def test_a_recording_has_the_text_of_its_name(tmp_path: Path) -> None:

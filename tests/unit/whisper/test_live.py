@@ -32,7 +32,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
 
 def texts(pieces: Any, whisper: LoadedWhisper, **options: Any) -> list[tuple[float, float, str]]:
     found = mmdec.transcribe_stream(pieces, model=whisper, **{**QUICK, **options})
-    return [(one.start, one.end, one.text) for one in found if one.final]
+    return [(update.start, update.end, update.text) for update in found if update.final]
 
 
 def encoded(sound: np.ndarray, encoding: str) -> bytes:
@@ -69,7 +69,7 @@ def test_bytes_may_be_split_anywhere(four: LoadedWhisper, sizes: list[int], enco
 def test_encodings_give_the_same_sound(four: LoadedWhisper, encoding: str) -> None:
     wanted, found = texts([VOICE], four), texts([encoded(VOICE, encoding)], four, encoding=encoding)
     assert len(wanted) == 2
-    assert [one[:2] for one in found] == [one[:2] for one in wanted]
+    assert [update[:2] for update in found] == [update[:2] for update in wanted]
     if encoding in ("f32", "s32", "s24"):
         assert found == wanted
 
@@ -89,7 +89,7 @@ def test_encodings_give_the_same_sound(four: LoadedWhisper, encoding: str) -> No
 )
 def test_chunks_of_any_type_and_size_give_the_same_text(four: LoadedWhisper, pieces: list[Any]) -> None:
     wanted = texts([VOICE], four)
-    assert [one[:2] for one in texts(pieces, four)] == [one[:2] for one in wanted]
+    assert [update[:2] for update in texts(pieces, four)] == [update[:2] for update in wanted]
 
 
 @pytest.mark.parametrize(
@@ -171,27 +171,27 @@ def test_windows_are_given_as_soon_as_they_close(four: LoadedWhisper) -> None:
             asked += 1
             yield chunk
 
-    first = next(one for one in mmdec.transcribe_stream(microphone(), model=four, **QUICK) if one.final)
+    first = next(update for update in mmdec.transcribe_stream(microphone(), model=four, **QUICK) if update.final)
     assert asked * 1600 / RATE == pytest.approx(first.end - 0.4 + 1.0, abs=0.15)  # the voice's end, and the pause
 
 
 def test_feed_and_end_equal_the_iterator(four: LoadedWhisper) -> None:
     live, found = LiveTranscriber(model=four, **QUICK), list[tuple[float, float, str]]()
     for chunk in chunks(torch.from_numpy(VOICE), [3000]):
-        found += [(one.start, one.end, one.text) for one in live.feed(chunk)]
-    found += [(one.start, one.end, one.text) for one in live.end()]
+        found += [(update.start, update.end, update.text) for update in live.feed(chunk)]
+    found += [(update.start, update.end, update.text) for update in live.end()]
     assert live.seconds == len(VOICE) / RATE
     assert found == texts([VOICE], four)
 
 
 def test_two_concurrent_streams_are_independent(four: LoadedWhisper) -> None:
-    one, other = VOICE, buzz(3.0, 5)
-    wanted = [texts([sound], four, every=0.5, drafter="lookup") for sound in (one, other)]
+    voice, hum = VOICE, buzz(3.0, 5)
+    wanted = [texts([sound], four, every=0.5, drafter="lookup") for sound in (voice, hum)]
     options: dict[str, Any] = {**QUICK, "every": 0.5, "drafter": "lookup"}
     both = [LiveTranscriber(model=four, **options) for _ in range(2)]
     found: list[list[Any]] = [[], []]
-    for at in range(0, len(one), 4000):
-        for live, sound, list_ in zip(both, (one, other), found, strict=True):
+    for at in range(0, len(voice), 4000):
+        for live, sound, list_ in zip(both, (voice, hum), found, strict=True):
             list_ += [(up.start, up.end, up.text) for up in live.feed(sound[at : at + 4000]) if up.final]
     for live, list_ in zip(both, found, strict=True):
         list_ += [(up.start, up.end, up.text) for up in live.end() if up.final]
@@ -213,6 +213,8 @@ def test_channels_that_cancel_each_other_are_noted_last(four: LoadedWhisper, spe
     assert "opposite and cancel each other" in updates[-1].transcript.note
     assert updates[-1].final
     if not speech:
-        assert [(one.text, one.end) for one in updates] == [("", 2.0)]
+        assert [(update.text, update.end) for update in updates] == [("", 2.0)]
     same = np.stack([voice, voice], axis=1).astype(np.float32)
-    assert not any("cancel" in one.transcript.note for one in mmdec.transcribe_stream([same], model=four, **QUICK))
+    assert not any(
+        "cancel" in update.transcript.note for update in mmdec.transcribe_stream([same], model=four, **QUICK)
+    )

@@ -173,12 +173,14 @@ def assert_same(result: LongFormResult, reference: Any) -> None:
     assert result.tokens == reference["sequences"][0].tolist()
     segments = reference["segments"][0]
     assert len(result.segments) == len(segments)
-    for one, other in zip(result.segments, segments, strict=True):
-        assert one.tokens == other["tokens"].tolist()
-        assert (one.start, one.end) == (float(other["start"]), float(other["end"]))
-        if "token_timestamps" in other:
-            assert one.token_starts is not None
-            torch.testing.assert_close(one.token_starts, other["token_timestamps"], rtol=0, atol=0, equal_nan=True)
+    for segment, expected in zip(result.segments, segments, strict=True):
+        assert segment.tokens == expected["tokens"].tolist()
+        assert (segment.start, segment.end) == (float(expected["start"]), float(expected["end"]))
+        if "token_timestamps" in expected:
+            assert segment.token_starts is not None
+            torch.testing.assert_close(
+                segment.token_starts, expected["token_timestamps"], rtol=0, atol=0, equal_nan=True
+            )
 
 
 @pytest.fixture(autouse=True)
@@ -278,9 +280,9 @@ def test_words_are_timed_as_in_generate(monkeypatch: pytest.MonkeyPatch) -> None
     )
     result = run(transcribe_windows(recording))
     assert_same(result, reference)
-    for one, other in zip(result.segments, reference["segments"][0], strict=True):
-        assert one.token_seconds is not None
-        assert torch.equal(one.token_seconds, other["result"]["token_seconds"][slice(*other["idxs"])])
+    for segment, expected in zip(result.segments, reference["segments"][0], strict=True):
+        assert segment.token_seconds is not None
+        assert torch.equal(segment.token_seconds, expected["result"]["token_seconds"][slice(*expected["idxs"])])
 
 
 @pytest.mark.parametrize(

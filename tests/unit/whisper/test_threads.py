@@ -41,8 +41,8 @@ def test_word_timestamps_leave_other_threads_alone(whisper: LoadedWhisper) -> No
         assert whisper.model.config._attn_implementation == "sdpa"
 
     together.append(transcribe(model=whisper, language="en", progress=hold))
-    assert [one.segments for one in together] == [one.segments for one in alone]
-    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert [transcript.segments for transcript in together] == [transcript.segments for transcript in alone]
+    assert [transcript.tokens for transcript in together] == [transcript.tokens for transcript in alone]
 
 
 def test_replacing_forward_waits_for_other_readers(loose: LoadedWhisper) -> None:

@@ -44,9 +44,9 @@ def test_languages_by_name_and_code(whisper: LoadedWhisper, language: str) -> No
 def test_a_batch_may_mix_languages(whisper: LoadedWhisper) -> None:
     recordings = [buzz(0.5), buzz(1.2), buzz(0.6)]
     found = transcribe(recordings, model=whisper, language=["de", "en", "german"])
-    assert [one.language for one in found] == ["de", "en", "de"]
+    assert [transcript.language for transcript in found] == ["de", "en", "de"]
     detected = transcribe(recordings, model=whisper, prompt="Hello")
-    assert {one.language for one in detected} <= {"de", "en"}
+    assert {transcript.language for transcript in detected} <= {"de", "en"}
 
 
 def test_progress_is_reported(whisper: LoadedWhisper) -> None:
@@ -65,7 +65,7 @@ def test_progress_never_goes_back(whisper: LoadedWhisper) -> None:
     for audio, options in ((sounds, {"timestamps": "segment"}), ([pauses, pauses], {"cut_at_pauses": True})):
         done = list[float]()
         options |= {"max_new_tokens": None, "batch_size": 2}
-        transcribe(audio, model=whisper, progress=lambda one, _, done=done: done.append(one), **options)
+        transcribe(audio, model=whisper, progress=lambda seconds, _, done=done: done.append(seconds), **options)
         assert done == sorted(done)
         assert len(done) > len(audio) + 1
 
@@ -74,15 +74,15 @@ def test_progress_is_counted_in_the_extractors_frames(loose: LoadedWhisper) -> N
     extractor = WhisperFeatureExtractor(feature_size=80, chunk_length=2, hop_length=320)  # 50 frames per second
     whisper = LoadedWhisper(loose.model, WhisperProcessor(extractor, loose.tokenizer))  # type: ignore[attr-defined]
     done = list[float]()
-    transcribe(buzz(5.0), model=whisper, max_new_tokens=None, progress=lambda one, _: done.append(one))
-    assert max(one for one in done if one < 5.0) >= 3.0  # where the last window of 2 s begins
+    transcribe(buzz(5.0), model=whisper, max_new_tokens=None, progress=lambda seconds, _: done.append(seconds))
+    assert max(seconds for seconds in done if seconds < 5.0) >= 3.0  # where the last window of 2 s begins
 
 
 def test_rounds_are_reported(whisper: LoadedWhisper) -> None:
     rounds: list[Round] = []
     out = transcribe(model=whisper, drafter="lookup", on_round=rounds.append)
     assert len(rounds) == out.rounds
-    heard = [token for one in rounds for token in one.tokens[0]]
+    heard = [token for round_ in rounds for token in round_.tokens[0]]
     assert out.tokens
     assert heard[: len(out.tokens)] == out.tokens
     many: list[Round] = []
@@ -95,12 +95,12 @@ def test_rounds_are_reported(whisper: LoadedWhisper) -> None:
         on_round=many.append,
     )
     for index, out in enumerate(outs):  # of several batches and windows, and beside one that is not decoded
-        pairs = [pair for one in many for pair in zip(one.rows, one.tokens, strict=True)]
+        pairs = [pair for round_ in many for pair in zip(round_.rows, round_.tokens, strict=True)]
         mine = [tokens for row, tokens in pairs if row == index]
         assert len(mine) == out.rounds
         assert [token for tokens in mine for token in tokens][: len(out.tokens)] == out.tokens or out.windows > 1
 
-    def broken(one: Round) -> None:
+    def broken(round_: Round) -> None:
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match=r"^mine$"):  # no option of `generate` is to blame
@@ -165,8 +165,8 @@ def test_silence_is_an_empty_transcript_with_a_note(
     progress: list[tuple[float, float]] = []
     audio: list[Any] = [buzz(0.6), tmp_path / "quiet.wav", buzz(0.7)]
     found = transcribe(audio, model=whisper, language=["en", "de", "de"], progress=lambda *at: progress.append(at))
-    assert [bool(one.note) for one in found] == [False, True, False]
-    assert [one.language for one in found] == ["en", "de", "de"]
+    assert [bool(transcript.note) for transcript in found] == [False, True, False]
+    assert [transcript.language for transcript in found] == ["en", "de", "de"]
     assert found[2].tokens == transcribe(buzz(0.7), model=whisper, language="de").tokens != []
     assert progress[-1] == (pytest.approx(4.3), pytest.approx(4.3))
 
@@ -180,12 +180,12 @@ def test_opposite_channels_give_the_text_of_one_and_a_note(
     soundfile.write(tmp_path / "opposite.wav", np.stack([voice, -voice], 1), RATE, subtype="FLOAT")
     told: list[mmdec.Transcript] = []
     given: list[Any] = [voice, np.stack([voice, -voice], 1), np.stack([-voice] * 3 + [voice] * 3)[::-1]]
-    found = transcribe(given, model=whisper, language="en", on_transcript=lambda _, one: told.append(one))
+    found = transcribe(given, model=whisper, language="en", on_transcript=lambda _, transcript: told.append(transcript))
     alone = transcribe(tmp_path / "opposite.wav", sample_rate=None, model=whisper, language="en")
-    assert [one.tokens for one in (*found, alone)] == [wanted.tokens] * 4 != [[]] * 4
-    assert [bool(one.note) for one in (*found, alone)] == [False, True, True, True]
+    assert [transcript.tokens for transcript in (*found, alone)] == [wanted.tokens] * 4 != [[]] * 4
+    assert [bool(transcript.note) for transcript in (*found, alone)] == [False, True, True, True]
     assert "cancel each other for 0.9 of 0.9 s" in alone.note
-    assert [one.note for one in told] == [one.note for one in found]
+    assert [transcript.note for transcript in told] == [transcript.note for transcript in found]
 
 
 def test_dicts_and_bytes_are_recordings(whisper: LoadedWhisper) -> None:
@@ -200,7 +200,7 @@ def test_dicts_and_bytes_are_recordings(whisper: LoadedWhisper) -> None:
     with pytest.raises(mmdec.BatchError, match="sampling_rate") as caught:
         mmdec.transcribe(audio, model=whisper)
     assert list(caught.value.errors) == [2]
-    assert [one and one.tokens for one in caught.value.results] == [wanted, wanted, None, wanted]
+    assert [result and result.tokens for result in caught.value.results] == [wanted, wanted, None, wanted]
 
 
 def test_the_shipped_model_names_another_where_it_is_unsure() -> None:

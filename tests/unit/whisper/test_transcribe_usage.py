@@ -37,13 +37,13 @@ def test_reported_seconds_add_up(whisper: LoadedWhisper, monkeypatch: pytest.Mon
         whisper.model.get_decoder().register_forward_hook(moving(1.0), prepend=True),
     ]
     try:
-        one = transcribe(model=whisper, language="en")
-        assert one.timings == {
+        transcript = transcribe(model=whisper, language="en")
+        assert transcript.timings == {
             "features": 0,
             "encoder": 100,
-            "decoder": one.rounds,
+            "decoder": transcript.rounds,
             "drafter": 0,
-            "total": 100 + one.rounds,
+            "total": 100 + transcript.rounds,
         }
         detected = transcribe(model=whisper)  # transformers asks twice for the window's states
         assert (detected.timings["encoder"], detected.timings["decoder"]) == (100, detected.rounds + 1)
@@ -51,8 +51,8 @@ def test_reported_seconds_add_up(whisper: LoadedWhisper, monkeypatch: pytest.Mon
         assert silent.timings["encoder"] == 100
         before = now
         batch = transcribe([buzz(0.5), buzz(1.6), buzz(2.7, 1)], model=whisper, language="en", timestamps="word")
-        assert sum(one.timings["total"] for one in batch) == pytest.approx(now - before)
-        assert sum(one.timings["encoder"] for one in batch) % 100 == pytest.approx(0)
+        assert sum(transcript.timings["total"] for transcript in batch) == pytest.approx(now - before)
+        assert sum(transcript.timings["encoder"] for transcript in batch) % 100 == pytest.approx(0)
         assert batch[1].timings["encoder"] < batch[2].timings["encoder"]  # fewer windows
         hooks.pop().remove()  # else passes are not shared: nothing would call the hook
         passes, run_shares = list[int](), FastDecoder.run_shares
@@ -65,8 +65,8 @@ def test_reported_seconds_add_up(whisper: LoadedWhisper, monkeypatch: pytest.Mon
         monkeypatch.setattr(FastDecoder, "run_shares", shared)
         some = transcribe([buzz(0.5, seed) for seed in range(6)], model=whisper, language="en", max_new_tokens=60)
         assert max(passes) > 1
-        assert sum(one.timings["decoder"] for one in some) == pytest.approx(len(passes))
-        assert all(one.timings["decoder"] < one.rounds for one in some)
+        assert sum(transcript.timings["decoder"] for transcript in some) == pytest.approx(len(passes))
+        assert all(transcript.timings["decoder"] < transcript.rounds for transcript in some)
     finally:
         for hook in hooks:
             hook.remove()
@@ -104,11 +104,11 @@ def test_equal_recordings_that_fall_back_have_equal_usage(whisper: LoadedWhisper
     """Rows that are decoded again are known by their features, in their order: equal ones must not be mistaken."""
     ladder: dict[str, Any] = {"temperature": (0.0, 1e-4), "logprob_threshold": -1.5, "max_new_tokens": None}
     same, other = buzz(1.2), buzz(1.4, 1)
-    wanted = [transcribe(one, model=whisper, **ladder) for one in (same, other)]
+    wanted = [transcribe(sound, model=whisper, **ladder) for sound in (same, other)]
     first, second, third = transcribe([same, other, same], model=whisper, **ladder)
     assert [first.rounds, second.rounds, third.rounds] == [wanted[number].rounds for number in (0, 1, 0)]
     assert [first.windows, second.windows, third.windows] == [wanted[number].windows for number in (0, 1, 0)]
-    assert any(one.windows > 2 for one in wanted)  # else nothing was decoded again
+    assert any(transcript.windows > 2 for transcript in wanted)  # else nothing was decoded again
 
 
 def test_equal_recordings_that_were_sampled_count_their_own_texts(whisper: LoadedWhisper) -> None:
@@ -124,7 +124,7 @@ def test_equal_recordings_that_were_sampled_count_their_own_texts(whisper: Loade
     ladder: dict[str, Any] = {"temperature": (0.7, 0.8, 0.9), "logprob_threshold": -2.1, "max_new_tokens": None}
     torch.manual_seed(3)
     both = transcribe([buzz(1.2)] * 2, model=whisper, on_round=hear, **ladder)
-    assert [one.windows for one in both] == [len(each) for each in texts]
+    assert [transcript.windows for transcript in both] == [len(each) for each in texts]
     assert both[0].windows != both[1].windows
-    for one, decodings in zip(both, texts, strict=True):
-        assert str(one.tokens[-3:])[1:-1] in str(decodings[-1])
+    for transcript, decodings in zip(both, texts, strict=True):
+        assert str(transcript.tokens[-3:])[1:-1] in str(decodings[-1])

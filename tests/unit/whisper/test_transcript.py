@@ -109,14 +109,14 @@ def test_segments_begin_with_their_first_word_and_end_with_their_last() -> None:
             spoken_segment(3.0, 4.0, Word(" e", 2.5, 3.0)),
         ]
     )
-    assert [(one.start, one.end) for one in found] == [(0.0, 1.0), (1.0, 1.5), (1.8, 2.5), (2.5, 3.0)]
-    assert [[(word.start, word.end) for word in one.words or ()] for one in found] == [
+    assert [(segment.start, segment.end) for segment in found] == [(0.0, 1.0), (1.0, 1.5), (1.8, 2.5), (2.5, 3.0)]
+    assert [[(word.start, word.end) for word in segment.words or ()] for segment in found] == [
         [(0.0, 0.5), (0.6, 1.0)],
         [],
         [(1.8, 2.4), (2.4, 2.5)],
         [(2.5, 3.0)],
     ]
-    assert [one.tokens for one in found] == [[1], [2], [1], [1]]
+    assert [segment.tokens for segment in found] == [[1], [2], [1], [1]]
 
 
 @given(
@@ -127,7 +127,7 @@ def test_segments_begin_with_their_first_word_and_end_with_their_last() -> None:
 )
 def test_times_that_agree_never_overlap(given_times: list[tuple[float, float, list[tuple[float, float]]]]) -> None:
     """For any model and attention."""
-    segments = [spoken_segment(start, end, *(Word(" x", *one) for one in words)) for start, end, words in given_times]
+    segments = [spoken_segment(start, end, *(Word(" x", *word) for word in words)) for start, end, words in given_times]
     at = 0.0
     for before, after in zip(segments, reconcile_times(segments), strict=True):
         assert len(after.words or ()) == len(before.words or ())
