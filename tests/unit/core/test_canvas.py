@@ -191,17 +191,17 @@ def test_drafts_keep_the_policys_text(seed: int) -> None:
             oracle = Oracle(seed, length, steady)
             passes = list(reveal_block(oracle, MASK, policy, drafts))
             assert oracle.text.tolist() == expected
-            assert sum(one.steps for one in passes) == steps
-            assert sum(one.revealed for one in passes) == length
+            assert sum(pass_.steps for pass_ in passes) == steps
+            assert sum(pass_.revealed for pass_ in passes) == length
             assert len(passes) == oracle.scored <= steps
             assert drafts > 1 or len(passes) == steps
-            assert max(one.scored for one in passes) <= drafts
+            assert max(pass_.scored for pass_ in passes) <= drafts
 
 
 def test_drafts_of_a_steady_model_are_all_right() -> None:
     oracle = Oracle(3, 9, steady=1.0)
     passes = list(reveal_block(oracle, MASK, TopK(), drafts=4))
-    assert [one.steps for one in passes] == [1, 4, 4]  # the first pass has nothing to draft from
+    assert [pass_.steps for pass_ in passes] == [1, 4, 4]  # the first pass has nothing to draft from
 
 
 def test_given_tokens_of_a_canvas_stay() -> None:
@@ -209,7 +209,7 @@ def test_given_tokens_of_a_canvas_stay() -> None:
     oracle.canvas[:3] = torch.tensor([1, 2, 3])
     passes = list(reveal_block(oracle, MASK, Threshold(), drafts=2))
     assert oracle.text[:3].tolist() == [1, 2, 3]
-    assert sum(one.revealed for one in passes) == 3
+    assert sum(pass_.revealed for pass_ in passes) == 3
 
 
 def test_the_mask_token_is_never_revealed() -> None:

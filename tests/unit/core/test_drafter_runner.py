@@ -120,7 +120,7 @@ def test_a_failed_drafter_is_not_called_again() -> None:
     held = guard(drafts(), vocab=9)  # token 9 is outside
     with pytest.warns(RuntimeWarning, match="'scripted' failed.*token outside the vocabulary of 9") as caught:
         got = held.propose(ROOTS, Plan(5, 3), ROOM)
-    assert [one.filename for one in caught] == [__file__]
+    assert [warning.filename for warning in caught] == [__file__]
     assert got.tokens.tolist() == [[1], [2]]
     assert held.drafter is held.state is None
     empty = torch.zeros(2, 1, dtype=torch.long)

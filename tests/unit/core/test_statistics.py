@@ -184,7 +184,7 @@ def test_the_name_of_a_deleted_model_is_not_reused() -> None:
 def run(model: LlamaForCausalLM, learned: DecodingStatistics | None, **options: Any) -> list[Any]:
     ids = torch.tensor([[3, 4, 5, 6] * 3])
     made = mmdec.generate(model, ids, statistics=learned, max_new_tokens=20, do_sample=False, **options)
-    return [one.tokens for one in made.rounds]
+    return [round_.tokens for round_ in made.rounds]
 
 
 def test_two_models_of_one_class_learn_independently() -> None:
