@@ -115,14 +115,14 @@ def test_previous_texts_do_not_change_the_text(
 ) -> None:
     """Right, changed, cut, made up: alone and in a batch."""
     sounds: Any = [buzz(0.7, 0), buzz(0.9, 1)]
-    wanted = [one.tokens for one in transcribe(whisper, sounds, None, **options)]
+    wanted = [transcript.tokens for transcript in transcribe(whisper, sounds, None, **options)]
     tokens = list(data.draw(st.sampled_from(wanted)))
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, len(tokens)))
         tokens[at : at + data.draw(st.integers(0, 2))] = data.draw(st.lists(st.integers(0, 300), max_size=2))
     drafter = PreviousText(tokens, wanted, wanted[0][-1:])
     found = transcribe(whisper, sounds, drafter, num_speculative_tokens=31, **options)
-    assert [one.tokens for one in found] == wanted
+    assert [transcript.tokens for transcript in found] == wanted
 
 
 def transcribe(whisper: LoadedWhisper, sounds: Any, drafter: Any, **options: Any) -> list[mmdec.Transcript]:

@@ -71,7 +71,7 @@ def test_the_name_of_an_index_is_a_drafter(loaded: LoadedLanguageModel, folder: 
     for drafter in (str(path), path, mmdec.corpus(path)):
         result = mmdec.generate(loaded.model, inputs, drafter, num_speculative_tokens=6, **options)
         assert torch.equal(result.sequences, plain.sequences)
-    assert sum(sum(one.drafted) for one in result.rounds)
+    assert sum(sum(round_.drafted) for round_ in result.rounds)
 
 
 def test_transcripts_have_no_line_ends(loaded: LoadedLanguageModel) -> None:

@@ -122,14 +122,14 @@ def test_each_model_has_its_own_lock() -> None:
 @pytest.mark.parametrize("leave", ["end", "close", "drop", "drop elsewhere", "drop a cycle", "error"])
 def test_a_stream_reads_its_model_until_it_is_left(leave: str) -> None:
     model = llama()
-    plain = [one.tokens for one in mmdec.stream(model, IDS, **OPTIONS)]
+    plain = [round_.tokens for round_ in mmdec.stream(model, IDS, **OPTIONS)]
     rounds: Any = mmdec.stream(model, IDS, **OPTIONS)
     assert free(model)  # nothing has been asked for
     result = [next(rounds).tokens]
     assert not free(model)
     if leave == "end":
-        result += [one.tokens for one in rounds]
-        assert [token for one in result for token in one[0]] == [token for one in plain for token in one[0]]
+        result += [round_.tokens for round_ in rounds]
+        assert [token for tokens in result for token in tokens[0]] == [token for tokens in plain for token in tokens[0]]
     elif leave == "close":
         rounds.close()
     elif leave == "drop":

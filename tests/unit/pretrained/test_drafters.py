@@ -48,9 +48,9 @@ def test_a_folder_is_a_drafter_everywhere(folder: Path) -> None:
     expected = MODEL.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)  # type: ignore[operator]
     out = mmdec.generate(MODEL, ids, folder, num_speculative_tokens=(7, 3), max_new_tokens=8, do_sample=False)
     assert torch.equal(out.sequences, expected)
-    assert sum(sum(one.drafted) for one in out.rounds) > 0
+    assert sum(sum(round_.drafted) for round_ in out.rounds) > 0
     rounds = list(mmdec.stream(MODEL, ids, str(folder), num_speculative_tokens=3, max_new_tokens=8, do_sample=False))
-    assert [token for one in rounds for token in one.tokens[0]] == expected[0, 4:].tolist()
+    assert [token for round_ in rounds for token in round_.tokens[0]] == expected[0, 4:].tolist()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def decode(model: Any, drafter: Any, batch: int = 1, **options: Any) -> Any:
 def test_a_model_whose_last_layers_do_nothing_drafts_for_itself() -> None:
     model = with_idle_layers(3, 4, 5)
     result = decode(model, EarlyExit(model, 3))
-    assert all(one.accepted == one.drafted for one in result.rounds)
+    assert all(round_.accepted == round_.drafted for round_ in result.rounds)
     assert result.tokens_per_round > 4
 
 

@@ -49,7 +49,7 @@ def test_the_tokenizers_decide_the_drafters_class(home: Path, name: str, kind: t
     expected = large.model.generate(**inputs, **OPTIONS)  # type: ignore[operator]
     result = mmdec.generate(large.model, inputs, small, num_speculative_tokens=4, **OPTIONS)
     assert torch.equal(result.sequences, expected)
-    assert sum(sum(one.drafted) for one in result.rounds)
+    assert sum(sum(round_.drafted) for round_ in result.rounds)
 
 
 @pytest.mark.parametrize("given", ["folder", "object"])

@@ -137,22 +137,22 @@ def test_each_row_is_drafted_by_the_head_of_its_language() -> None:
     positions = torch.arange(3).expand(4, -1)
     states = torch.randn(4, 40, 32, generator=torch.Generator().manual_seed(0))
     context = Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, encoder=EncoderContext(states))
-    memory, apart = both.start(context), [one.start(context) for one in made]
+    memory, apart = both.start(context), [drafter.start(context) for drafter in made]
     which = [0, 1, 0, 0]
     accepted = torch.tensor([[4, 5], [6, -1], [4, 5], [7, -1]])
     verdict = Verdict(accepted, accepted[:, 0], accepted[:, 0] < 0, accepted, torch.tensor([2, 1, 2, 1]))
     roots, scores = torch.zeros(4, dtype=torch.long), Scores(torch.zeros(1, 1, 1))
     for plan in (Plan(4, 4), Plan(0, 0), Plan(6, 3, threshold=0.1)):
         draft = both.propose(memory, roots, plan)
-        single = [one.propose(state, roots, plan) for one, state in zip(made, apart, strict=True)]
+        single = [drafter.propose(state, roots, plan) for drafter, state in zip(made, apart, strict=True)]
         for row, head in enumerate(which):
             size = int(draft.size[row])
             assert size == int(single[head].size[row])
             assert torch.equal(draft.tokens[row, :size], single[head].tokens[row, :size])
         assert (draft.size.tolist() == [5, 5, 5, 1]) == (plan == Plan(4, 4))
         both.update(memory, draft, scores, verdict)
-        for one, state, own in zip(made, apart, single, strict=True):
-            one.update(state, own, scores, verdict)
+        for drafter, state, own in zip(made, apart, single, strict=True):
+            drafter.update(state, own, scores, verdict)
     live = torch.tensor([1, 2])
     both.select(memory, live)
     made[1].select(apart[1], live)
@@ -170,8 +170,8 @@ def test_each_row_is_drafted_by_the_head_of_its_language() -> None:
 def test_a_refused_task_gets_no_drafts_and_no_row_is_heard_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """If two heads have one language, the first drafts its rows, except those that translate."""
     made = [ctc("babbling", seed) for seed in (0, 1)]
-    for one in made:
-        one.languages, one.refused = frozenset([7]), frozenset([9])
+    for drafter in made:
+        drafter.languages, drafter.refused = frozenset([7]), frozenset([9])
     heard: list[tuple[Ctc, int]] = []
     monkeypatch.setattr(
         Ctc, "_listen", lambda self, states, read: [heard.append((self, one)) or np.zeros((3, 9)) for one in read]

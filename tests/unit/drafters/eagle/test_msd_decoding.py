@@ -46,7 +46,7 @@ def test_the_cache_equals_recomputing_everything(layout: str, row: list[Any], be
     rounds = rounds_of(model, checked, RandomBudget(Random(1)), own, 12)
     plain = rounds_of(model, None, RandomBudget(Random(1), 0), own, 12)
     assert checked.compared > 3
-    assert [t for one in rounds for t in one.tokens[0]] == [t for one in plain for t in one.tokens[0]]
+    assert [t for round_ in rounds for t in round_.tokens[0]] == [t for round_ in plain for t in round_.tokens[0]]
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_vl"])

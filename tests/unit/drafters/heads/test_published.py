@@ -128,7 +128,7 @@ def test_each_layout_is_read_and_drafts(name: str, tmp_path: Path) -> None:
     made = mmdec.generate(MODEL, prompts(2), drafter, num_speculative_tokens=(7, 3), max_new_tokens=16, do_sample=False)
     assert torch.equal(made.sequences, expected)
     assert drafter.name.startswith("heads-")
-    assert max(max(one.drafted) for one in made.rounds) > 0
+    assert max(max(round_.drafted) for round_ in made.rounds) > 0
 
 
 def test_tensors_keep_their_places(tmp_path: Path) -> None:

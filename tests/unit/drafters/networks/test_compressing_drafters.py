@@ -33,7 +33,7 @@ def test_the_cache_equals_recomputing_everything(system: str, row: int) -> None:
     rounds = rounds_of(double, checked, RandomBudget(Random(row)), own, 12)
     plain = rounds_of(double, None, RandomBudget(Random(row), 0), own, 12)
     assert checked.compared > 3
-    assert [t for one in rounds for t in one.tokens[0]] == [t for one in plain for t in one.tokens[0]]
+    assert [t for round_ in rounds for t in round_.tokens[0]] == [t for round_ in plain for t in round_.tokens[0]]
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -61,7 +61,7 @@ def test_flash_drafts_beyond_its_slots_in_chains_alone() -> None:
 
 
 def _note(drafted: list[int]) -> Any:
-    return lambda one: drafted.append(one.drafted[0])
+    return lambda round_: drafted.append(round_.drafted[0])
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -83,7 +83,7 @@ def test_drawn_drafts_are_sound(system: str) -> None:
             eos_token_id=None,
         )
         assert out.sequences.shape == (2, 17)
-        assert sum(sum(one.drafted) for one in out.rounds) > 12
+        assert sum(sum(round_.drafted) for round_ in out.rounds) > 12
 
 
 @pytest.mark.parametrize("system", ["specvlm", "vispec", "flash"])

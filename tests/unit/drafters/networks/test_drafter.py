@@ -44,8 +44,8 @@ def test_the_cache_equals_recomputing_everything(system: str, rows: int) -> None
     plain = rounds_of(model, None, RandomBudget(Random(rows), 0), PROMPTS[:rows], 24)
     assert checked.compared > 8
     assert texts(rounds, rows) == texts(plain, rows)
-    assert sum(sum(one.accepted) for one in rounds) > 0  # else nothing was ever kept of a draft
-    assert any(took < drawn for one in rounds for took, drawn in zip(one.accepted, one.drafted, strict=True))
+    assert sum(sum(round_.accepted) for round_ in rounds) > 0  # else nothing was ever kept of a draft
+    assert any(took < drawn for round_ in rounds for took, drawn in zip(round_.accepted, round_.drafted, strict=True))
 
 
 def test_features_of_several_layers_are_read_together() -> None:

@@ -37,7 +37,7 @@ def fresh() -> DynamicCache:
 
 
 def accepted(out: mmdec.Generation) -> int:
-    return sum(sum(one.accepted) for one in out.rounds)
+    return sum(sum(round_.accepted) for round_ in out.rounds)
 
 
 @pytest.mark.parametrize("system", ["eagle", "msd"])
@@ -73,10 +73,10 @@ def test_drafts_of_a_second_turn_are_those_of_a_run_over_everything() -> None:
     """The memory equals that of one long run."""
     watched, cache = Watched(tree_growing("eagle", MODEL)), fresh()
     ids = torch.cat([run_turn(watched, PROMPT, cache).sequences, MORE], 1)
-    drafted = [one.drafted for one in run_turn(watched, ids, cache).rounds]
+    drafted = [round_.drafted for round_ in run_turn(watched, ids, cache).rounds]
     keys = watched.memories[-1].cache.accepted()[0]
     single = Watched(tree_growing("eagle", MODEL))
-    assert [one.drafted for one in run_turn(single, ids, fresh()).rounds] == drafted
+    assert [round_.drafted for round_ in run_turn(single, ids, fresh()).rounds] == drafted
     torch.testing.assert_close(keys, single.memories[-1].cache.accepted()[0], atol=1e-4, rtol=1e-4)
 
 

@@ -97,7 +97,7 @@ def test_guesses_are_drafted_without_changing_the_text() -> None:
     drafted = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=(31, 5), max_new_tokens=60, do_sample=False)
     assert torch.equal(drafted.sequences, plain.sequences)
     assert drafted.rounds[1].drafted == [0]  # the first draft has soft nodes only
-    assert max(map(max, (one.drafted for one in drafted.rounds))) > 3
+    assert max(map(max, (round_.drafted for round_ in drafted.rounds))) > 3
 
 
 def test_targets_that_cannot_read_soft_nodes_are_refused() -> None:

@@ -45,8 +45,8 @@ def paths(draft: Draft, row: int) -> list[list[int]]:
 def test_the_targets_own_greedy_chain_is_always_accepted(nodes: int, rows: int) -> None:
     rounds = run(Toy(), SmallModel(Toy()), FixedBudget(nodes), PROMPTS[:rows], 24, eos=99)
     assert len(rounds) > 2
-    for one in rounds[1:]:
-        for drafted, accepted, done in zip(one.drafted, one.accepted, one.done, strict=True):
+    for round_ in rounds[1:]:
+        for drafted, accepted, done in zip(round_.drafted, round_.accepted, round_.done, strict=True):
             assert accepted == drafted or done
             assert drafted == nodes or done
     assert texts(rounds, rows) == texts(run(Toy(), None, FixedBudget(0), PROMPTS[:rows], 24, eos=99), rows)
@@ -59,8 +59,8 @@ def test_the_cache_follows_every_round(rows: int) -> None:
     rounds = run(target, drafter, CyclingBudget(), PROMPTS[:rows], 40)
     plain = texts(run(Toy(8, seed=2, blend=small, share=0.4), None, FixedBudget(0), PROMPTS[:rows], 40), rows)
     assert texts(rounds, rows) == plain
-    assert sum(sum(one.accepted) for one in rounds) > 0
-    assert any(a < d for one in rounds for a, d in zip(one.accepted, one.drafted, strict=True))
+    assert sum(sum(round_.accepted) for round_ in rounds) > 0
+    assert any(a < d for round_ in rounds for a, d in zip(round_.accepted, round_.drafted, strict=True))
     session = small.session
     assert session is not None
     row = rounds[-1].rows[0]  # the last to leave; what its cache holds is a beginning of its text
@@ -228,7 +228,7 @@ def test_drawn_trees_keep_the_targets_distribution(nodes: int, depth: int) -> No
     for number in range(runs):
         rule = ResidualRule(SamplingState(number, at_temperature(0.8)))
         rounds = run(target, SmallModel(small), FixedBudget(nodes, depth), [[1, 2]] * rows, 3, rule, eos=99)
-        accepted += sum(sum(one.accepted) for one in rounds)
+        accepted += sum(sum(round_.accepted) for round_ in rounds)
         seen.update(tuple(row) for row in texts(rounds, rows))
     chi = 0.0
     for outcome in product(range(3), repeat=3):

@@ -58,7 +58,7 @@ def test_the_small_model_drafts_from_the_shortened_prompt() -> None:
         drafter = SmallModel(small, prompt=prompt, inner="lookup", positions=50)
         rounds = run(target, drafter, FixedBudget(3), prompts, 12, eos=99)
         assert texts(rounds, 3) == texts(run(target, None, FixedBudget(0), prompts, 12, eos=99), 3)
-        assert sum(sum(one.drafted) for one in rounds)  # though the prompt is longer than its positions
+        assert sum(sum(round_.drafted) for round_ in rounds)  # though the prompt is longer than its positions
         assert small.session is not None
         most = [min(len(ids), expected) for ids in prompts]
         new = texts(rounds, 3)

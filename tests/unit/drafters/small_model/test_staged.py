@@ -93,8 +93,8 @@ def test_the_text_is_plain_decodings_and_the_cache_follows(kind: type[Toy], inne
     rounds = run(target, drafter, CyclingBudget(), PROMPTS[:rows], 40)
     plain = texts(run(target, None, FixedBudget(0), PROMPTS[:rows], 40), rows)
     assert texts(rounds, rows) == plain
-    assert sum(sum(one.accepted) for one in rounds) > 0
-    assert any(a < d for one in rounds for a, d in zip(one.accepted, one.drafted, strict=True))
+    assert sum(sum(round_.accepted) for round_ in rounds) > 0
+    assert any(a < d for round_ in rounds for a, d in zip(round_.accepted, round_.drafted, strict=True))
     session = small.session
     assert session is not None
     row = rounds[-1].rows[0]  # the last to leave; what its cache holds is a beginning of its text
@@ -117,8 +117,8 @@ def passes(inner: Any, rows: int = 1, nodes: int = 5) -> tuple[list[Round], int]
 def test_the_same_rounds_take_fewer_passes(inner: str, rows: int) -> None:
     plain, many = passes(None, rows)
     staged, few = passes(inner, rows)
-    assert [one.tokens for one in staged] == [one.tokens for one in plain]
-    assert [one.drafted for one in staged] == [one.drafted for one in plain]
+    assert [round_.tokens for round_ in staged] == [round_.tokens for round_ in plain]
+    assert [round_.drafted for round_ in staged] == [round_.drafted for round_ in plain]
     assert few < 0.85 * many
 
 
@@ -147,7 +147,7 @@ def test_the_rest_of_a_rejected_chain_is_drafted_again() -> None:
     line = torch.randperm(19, generator=torch.Generator().manual_seed(3)).tolist()
     small, target = Switching(line), Switching(line, changed=[5])
     rounds = run(target, SmallModel(small, inner=Script()), FixedBudget(8), [line[:2]], 12, eos=99)
-    assert [one.tokens[0] for one in rounds] == [line[2:3], [*line[3:5], line[5] + 20], line[6:14]]
+    assert [round_.tokens[0] for round_ in rounds] == [line[2:3], [*line[3:5], line[5] + 20], line[6:14]]
     assert small.session is not None
     # The first chain takes eight passes. In the second one, the small model's first token is one of the last chain, so
     # that the four tokens after it there are drafted. All are right, and two passes give six tokens.
@@ -170,7 +170,7 @@ def test_sampled_drafts_and_trees_are_the_small_models_own(nodes: tuple[int, int
         target, rule = Toy(6, seed=13, blend=small, share=0.5), ResidualRule(SamplingState(5, at_temperature(0.8)))
         drafter = SmallModel(small, inner=inner)
         rounds = run(target, drafter, FixedBudget(*nodes), [[1, 2], [3, 4]], 20, rule, eos=99)
-        assert sum(sum(one.accepted) for one in rounds)
+        assert sum(sum(round_.accepted) for round_ in rounds)
         results.append(texts(rounds, 2))
     assert results[0] == results[1]
     trees = [proposal(SmallModel(Toy(), inner=inner), 2, Plan(9, 3)) for inner in (None, "lookup")]
@@ -191,7 +191,7 @@ def test_names_tell_settings_apart() -> None:
         *({"inner": inner} for inner in (None, "lookup", Lookup(4), "recycling")),
         *({"prompt": prompt} for prompt in (64, 65, sorted)),
     ]
-    assert len({SmallModel(Toy(), **one).name for one in options}) == len(options)
+    assert len({SmallModel(Toy(), **given).name for given in options}) == len(options)
 
 
 @pytest.mark.parametrize(

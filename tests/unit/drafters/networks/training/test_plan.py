@@ -24,7 +24,7 @@ def data(seen: int, text: int, **options: object) -> DraftData:
     samples = [Sample(f"v{n}", "?", images=(made.corpus,)) for n in range(seen)]
     samples += [Sample(f"t{n}", "?") for n in range(text)]
     made.parts = {"train": samples}
-    made.tokens = {one.name: [1] * (2 + number % 7) for number, one in enumerate(samples)}
+    made.tokens = {sample.name: [1] * (2 + number % 7) for number, sample in enumerate(samples)}
     return made
 
 
@@ -165,9 +165,9 @@ def test_questions_are_chosen_by_kind(tmp_path: Path) -> None:
     corpus = write(tmp_path, rows)
     assert len(read_samples(corpus, "train", Questions())) == 30
     result = read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=1))
-    assert [one.words for one in result] == [30] * 6 + [1] * 6
-    assert len({one.images for one in result[:6]}) == 6  # of different pictures, as long as there are
-    assert len({one.name for one in result}) == 12
+    assert [sample.words for sample in result] == [30] * 6 + [1] * 6
+    assert len({sample.images for sample in result[:6]}) == 6  # of different pictures, as long as there are
+    assert len({sample.name for sample in result}) == 12
     assert result == read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=1))
     assert result != read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=2))
     assert (
@@ -179,7 +179,7 @@ def test_questions_are_chosen_by_kind(tmp_path: Path) -> None:
 def test_rare_kinds_are_filled_up_by_others() -> None:
     samples = [Sample(str(n), "?", words=30 if n < 2 else 1) for n in range(10)]
     result = choose(iter(samples), Choice(8, 0.5))
-    assert sum(one.words >= 20 for one in result) == 2
+    assert sum(sample.words >= 20 for sample in result) == 2
     assert len(result) == 8
 
 
@@ -216,8 +216,8 @@ def test_held_out_questions_are_answered_among_the_others(held: int, others: int
     """Where the time ends early, both splits have answers."""
     dev, train = [Sample(f"d{n}", "?") for n in range(held)], [Sample(f"t{n}", "?") for n in range(others)]
     mixed = mix_splits(dev, train)
-    assert [one for one in mixed if one in dev] == dev
-    assert [one for one in mixed if one in train] == train
+    assert [sample for sample in mixed if sample in dev] == dev
+    assert [sample for sample in mixed if sample in train] == train
     assert held != 2 or (mixed[0], mixed[10]) == (dev[0], dev[1])
 
 
