@@ -56,7 +56,7 @@ def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | Non
 
         def make_inputs(images: Any, ids: torch.Tensor = ids) -> dict[str, Any]:
             result = (
-                processor.image_processor([Image.fromarray(one) for one in images], return_tensors="pt")
+                processor.image_processor([Image.fromarray(image) for image in images], return_tensors="pt")
                 if images
                 else {}
             )

@@ -57,25 +57,25 @@ def test_answers_are_those_of_generate(loaded: tuple[Any, Any]) -> None:
     asked = [pixels(0), (pixels(1), pixels(2, 60, 20)), (), pixels(3, 33, 31), (pixels(4),)]
     prompts = [QUESTION, "Where is the red star?", "It is 09:30.", QUESTION, "A menu?"]
     expected = [
-        stock(model, processor, prompt, *(one if isinstance(one, tuple) else (one,)))
-        for one, prompt in zip(asked, prompts, strict=True)
+        stock(model, processor, prompt, *(images if isinstance(images, tuple) else (images,)))
+        for images, prompt in zip(asked, prompts, strict=True)
     ]
     assert len({tuple(tokens) for tokens in expected}) == len(expected)  # they depend on what is shown and asked
     assert len(set(map(len, expected))) > 1 or all(len(tokens) == 24 for tokens in expected)
     call = {"model": model, "processor": processor}
     for drafter, size in (("lookup", 8), ("recycling", 2), (None, 1), (Lookup(), 3)):
         result = mmdec.describe(asked, prompts, drafter=drafter, batch_size=size, num_speculative_tokens=4, **call)
-        assert [one.tokens for one in result] == expected
-        for one in result:
-            assert one.text == processor.tokenizer.decode(one.tokens, skip_special_tokens=True).strip()
-            assert one.lossless
-            assert one.rounds >= 1
-            assert one.accepted <= one.drafted
-            assert len(one.tokens) == 1 + round(one.tokens_per_round * (one.rounds - 1))
-            parts = {name: seconds for name, seconds in one.timings.items() if name != "total"}
+        assert [answer.tokens for answer in result] == expected
+        for answer in result:
+            assert answer.text == processor.tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
+            assert answer.lossless
+            assert answer.rounds >= 1
+            assert answer.accepted <= answer.drafted
+            assert len(answer.tokens) == 1 + round(answer.tokens_per_round * (answer.rounds - 1))
+            parts = {name: seconds for name, seconds in answer.timings.items() if name != "total"}
             assert parts.keys() == {"read", "vision", "prompt", "decoder", "drafter", "core"}
             assert min(parts.values()) >= 0
-            assert one.timings["total"] >= sum(parts.values())
+            assert answer.timings["total"] >= sum(parts.values())
         assert result[2].timings["vision"] == 0
         assert result[0].timings["vision"] > 0
         assert (result[0].drafted == 0) == (drafter is None)
@@ -110,8 +110,8 @@ def test_a_drafter_of_text_changes_no_answer(
     asked = [pixels(0), (pixels(1), pixels(2, 60, 20)), (), (pixels(3), pixels(4), pixels(5))]
     prompts = [QUESTION, "Where is the red star?", "It is 09:30.", "A menu?"]
     expected = [
-        stock(model, processor, prompt, *(one if isinstance(one, tuple) else (one,)))
-        for one, prompt in zip(asked, prompts, strict=True)
+        stock(model, processor, prompt, *(images if isinstance(images, tuple) else (images,)))
+        for images, prompt in zip(asked, prompts, strict=True)
     ]
     result = mmdec.describe(
         asked,
@@ -123,8 +123,8 @@ def test_a_drafter_of_text_changes_no_answer(
         batch_size=batch_size,
         statistics=mmdec.DecodingStatistics(),
     )
-    assert [one.tokens for one in result] == expected
-    assert nodes is None or sum(one.drafted for one in result)
+    assert [answer.tokens for answer in result] == expected
+    assert nodes is None or sum(answer.drafted for answer in result)
 
 
 def test_options_go_to_generate(vlm: LoadedVlm) -> None:
@@ -160,13 +160,13 @@ def test_answers_are_reported_in_order_past_refused_questions(vlm: LoadedVlm) ->
     def report(index: int, answer: mmdec.Description) -> None:
         reported.append((index, answer.text))
         if index == 0:  # the last question has not begun
-            assert 4 not in {row for one in rounds for row in one.rows}
+            assert 4 not in {row for round_ in rounds for row in round_.rows}
 
     pictures: Any = [pixels(0), pixels(1), b"no picture", pixels(3), pixels(4)]
     options: dict[str, Any] = {"model": vlm, "batch_size": 2, "max_new_tokens": 6}
     with pytest.raises(mmdec.BatchError) as refused:
         mmdec.describe(pictures, QUESTION, on_description=report, on_round=rounds.append, **options)
-    answers = [one and one.text for one in refused.value.results]
+    answers = [result and result.text for result in refused.value.results]
     assert reported == [(index, answers[index]) for index in (0, 1, 3, 4)]
 
 
@@ -212,8 +212,8 @@ def test_rounds_are_reported(vlm: LoadedVlm) -> None:
     rounds: list[Round] = []
     out = mmdec.describe(pixels(6), QUESTION, model=vlm, on_round=rounds.append)
     assert len(rounds) == out.rounds
-    assert [token for one in rounds for token in one.tokens[0]] == out.tokens
-    assert "".join(text for one in rounds for text in one.text).strip() == out.text
+    assert [token for round_ in rounds for token in round_.tokens[0]] == out.tokens
+    assert "".join(text for round_ in rounds for text in round_.text).strip() == out.text
 
 
 def test_rounds_of_several_questions_name_each_by_its_place(vlm: LoadedVlm) -> None:
@@ -223,7 +223,7 @@ def test_rounds_of_several_questions_name_each_by_its_place(vlm: LoadedVlm) -> N
     with pytest.raises(mmdec.BatchError) as refused:
         mmdec.describe([pixels(6)] * 4, questions, model=vlm, batch_size=2, on_round=rounds.append)
     for index, out in enumerate(refused.value.results):
-        heard = [pair for one in rounds for pair in zip(one.rows, one.tokens, one.text, strict=True)]
+        heard = [pair for round_ in rounds for pair in zip(round_.rows, round_.tokens, round_.text, strict=True)]
         assert [token for row, tokens, _ in heard for token in tokens if row == index] == (out.tokens if out else [])
         assert "".join(text for row, _, text in heard if row == index).strip() == (out.text if out else "")
 
@@ -257,8 +257,8 @@ def test_stream_takes_what_the_processor_gives(vlm: LoadedVlm) -> None:
     )
     rounds = list(mmdec.stream(vlm.model, inputs, "lookup", tokenizer=vlm.tokenizer))
     out = mmdec.describe(pixels(0), QUESTION, model=vlm)
-    assert [token for one in rounds for token in one.tokens[0]] == out.tokens
-    assert "".join(one.text[0] for one in rounds).strip() == out.text
+    assert [token for round_ in rounds for token in round_.tokens[0]] == out.tokens
+    assert "".join(round_.text[0] for round_ in rounds).strip() == out.text
 
 
 def test_a_tuple_of_texts_places_the_images(loaded: tuple[Any, Any]) -> None:
@@ -304,7 +304,7 @@ def test_one_bad_image_does_not_lose_the_others_nor_reach_them(vlm: LoadedVlm, t
         with pytest.raises(mmdec.BatchError, match="8 of 11 images were rejected, the first at index 1") as caught:
             mmdec.describe(asked, QUESTION, model=vlm, batch_size=size)
         assert list(caught.value.errors) == [1, 2, 3, 5, 6, 7, 8, 10]
-        result = {place: one.tokens for place, one in enumerate(caught.value.results) if one is not None}
+        result = {place: answer.tokens for place, answer in enumerate(caught.value.results) if answer is not None}
         assert result == {0: single[0], 4: single[1], 9: single[2]}
     prompts = [QUESTION, "", QUESTION, 7, ("a", "b", "c"), "\ud800"]
     with pytest.raises(mmdec.BatchError) as caught:

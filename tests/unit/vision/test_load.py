@@ -136,7 +136,7 @@ def test_compressor_choices_are_reported(folder: Path) -> None:
     assert all(0 <= share <= 1 for share in result[0].visual_weights or ())
     assert json.loads(json.dumps(result[0].to_dict()))["visual_weights"] == result[0].visual_weights
     plain = mmdec.describe(images, QUESTION, model=vlm, drafter=None)
-    assert [one.tokens for one in result] == [one.tokens for one in plain]
+    assert [answer.tokens for answer in result] == [answer.tokens for answer in plain]
     assert plain[0].visual_weights is None
 
 
