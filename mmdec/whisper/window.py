@@ -196,12 +196,13 @@ class WindowDecoder:
         while True:
             temperature = temperatures[attempts]
             self._meter.begin_window(self._model.config.max_target_positions - prompt, again=attempts > 0)
-            output = yield from self._decode_once(window, temperature)
+            seconds = self._encoder.encoded_seconds(window.encoded[0])
+            output = yield from self._decode_once(window, temperature, seconds)
             if output is None:
                 # Only a part of the window was encoded. The other temperatures reuse the states of the whole window.
                 window.encoded = yield from encode_window(self._encoder, window.features, self._meter, to_end=True)
                 self._meter.restart()
-                output = yield from self._decode_once(window, temperature)
+                output = yield from self._decode_once(window, temperature, None)
             attempts += 1
             decoded = yield from self._judge(window, temperature, attempts, output)
             refused = self._options.refuses(decoded.compression_ratio, decoded.avg_logprob)
@@ -227,16 +228,17 @@ class WindowDecoder:
             if hasattr(processor, "set_begin_index"):
                 processor.set_begin_index(prompt)
 
-    def _decode_once(self, window: Window, temperature: float | None) -> Steps[Any | None]:
+    def _decode_once(self, window: Window, temperature: float | None, seconds: float | None) -> Steps[Any | None]:
         """Decode what is encoded of a window at a temperature.
 
+        Args:
+            seconds: Duration of the encoded sound, or None for a whole window, whose text is accepted as it is.
+
         Returns:
-            What `generate` returns for the text; None if only a part of the window is encoded and the text of this part
-            does not end.
+            What `generate` returns for the text; None if the text of a part of the window does not end.
         """
         ids, config, inputs = self._prepare(window, temperature)
         run = self._recording.speculation.begin(self._target, ids, config, **inputs)
-        seconds = self._encoder.encoded_seconds(window.encoded[0])
         ends = yield from self._run_rounds(run.steps, config, seconds)
         return run.output(config) if ends else None
 
