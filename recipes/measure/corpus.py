@@ -159,7 +159,7 @@ def methods_of(job: Job, plan: str) -> list[InputMethod]:
     workload, nodes = job.workload, parse_plan(plan)
 
     def ready(choice: DrafterChoice) -> Any:
-        return resolve_drafter(choice, workload.home).drafter_for(workload.model)
+        return resolve_drafter(choice, workload.loaded_target).drafter_for(workload.model)
 
     methods = [InputMethod(Method(GREEDY, "mmdec", {"drafter": None}))]
     methods += [InputMethod(Method.with_drafter(name, ready(name), nodes)) for name in ("lookup", "recycling")]
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     job = {"speech": speech, "code": code, "answers": answers}[options.kind](options)
     methods = methods_of(job, options.plan)
     for method in methods:  # warms up
-        job.workload.harness.measure([job.workload.inputs[0]], method.of(0))
+        job.workload.harness.measure([job.workload.inputs[0]], method.for_input(0))
     turns = measure_in_turn(job.workload, methods, 1, None, lambda line: print(line, flush=True))
     columns = ("method", "equal", "tokens per round", "drafter", "CPU ms per token", "against plain, CPU")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
