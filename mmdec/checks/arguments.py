@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import operator
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import TypeVar, cast, final
 
+from mmdec.checks.files import error_line
 from mmdec.errors import InputError
 
 T = TypeVar("T")
@@ -239,8 +239,7 @@ def options_error(passed_options: Collection[str], error: Exception, names: Coll
         if name not in names and repr(name) in str(error):
             return UnknownOption(name, names)
     options = ", ".join(f"`{name}`" for name in sorted(passed_options)) or "none"
-    message = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split()))[:500].rstrip(".")
     return InputError(
         f"`options` must be what `model.generate` takes, but it refuses those given ({options}): "
-        f"{type(error).__name__}: {message}. Change or drop them."
+        f"{error_line(error)}. Change or drop them."
     )

@@ -186,8 +186,12 @@ def error_reason(error: Exception) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """Return the type and message of another library's error, in one line of limited length."""
-    return printable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
+    """Return the type and message of another library's error, in one line of limited length without a final stop.
+
+    Objects' addresses are left out.
+    """
+    message = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split()))
+    return printable(f"{type(error).__name__}: {message}"[:300].rstrip("."))
 
 
 def _check_regular(mode: int, name: str, argument: str) -> None:

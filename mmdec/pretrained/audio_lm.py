@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoProcessor
 
 from mmdec.checks.devices import PASSED_ON, check_device
+from mmdec.checks.files import error_line
 from mmdec.checks.weights import check_extractor, read_settings, report_damage
 from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
@@ -122,7 +123,7 @@ class LoadedAudioLm(LoadedMediaModel):
             try:
                 texts = attempt()
             except Exception as error:  # a template may raise any exception
-                why = f"fails ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+                why = f"fails ({error_line(error)})"
                 continue
             if all(text.count(mark) == 1 for text in texts) and (self.written or instruction in texts[0]):
                 return texts
@@ -174,7 +175,7 @@ class LoadedAudioLm(LoadedMediaModel):
             raise InputError(
                 f"`audio` must be what {type(processor).__name__} takes, but it refuses "
                 f"{', '.join(f'{len(samples) / SAMPLE_RATE:.2f} s' for samples in recordings)} "
-                f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). Cut or lengthen the sound."
+                f"({error_line(error)}). Cut or lengthen the sound."
             ) from error
         return dict(batch.to(self.model.device, self.model.dtype))
 

@@ -27,6 +27,7 @@ from transformers.cache_utils import (
 )
 from transformers.utils import logging
 
+from mmdec.checks.files import error_line
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.attention import TREE_ATTENTION
@@ -275,10 +276,9 @@ def _probe(
     except InputError:
         raise
     except Exception as error:  # a class from outside transformers may raise anything
-        message = " ".join(str(error).split())[:200]
         return (
             f"is not known, and could not be tried: two layers of it with {PROBE_VOCABULARY} tokens fail "
-            f"({type(error).__name__}: {message})"
+            f"({error_line(error)})"
         )
     finally:
         logging.set_verbosity(verbosity)

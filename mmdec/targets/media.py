@@ -28,6 +28,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from mmdec.checks.devices import PASSED_ON
+from mmdec.checks.files import error_line
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
@@ -535,5 +536,5 @@ class MediaTarget(DecoderTarget):
                 raise
             raise InputError(
                 f"`inputs` must be as {type(model).__name__} reads them, but {', '.join(media)} do not fit the text: "
-                f"{' '.join(str(error).split())[:200]}. Pass the output of the model's own processor."
+                f"{error_line(error)}. Pass the output of the model's own processor."
             ) from error

@@ -15,6 +15,7 @@ import torch
 
 from mmdec.checks.arguments import format_value
 from mmdec.checks.devices import PASSED_ON
+from mmdec.checks.files import error_line
 from mmdec.errors import InputError, without_frames
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import LoadedVlm
@@ -215,7 +216,7 @@ def _image_errors(vlm: LoadedVlm, questions: Mapping[int, Question], error: Exce
         raise error
     raise InputError(
         f"`image` must be what the model's processor takes, but it refuses these together "
-        f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Use `batch_size=1`."
+        f"({error_line(error)}). Use `batch_size=1`."
     ) from error
 
 
@@ -251,7 +252,7 @@ def check_images(vlm: LoadedVlm, question: Question) -> None:
         refused = f"{sizes} pixels" if sizes else "a question without one"
         raise InputError(
             f"`image` must be one that the model's processor takes, but it refuses {refused} "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:300].rstrip('.')}). Crop or scale the image."
+            f"({error_line(error)}). Crop or scale the image."
         ) from error
 
 

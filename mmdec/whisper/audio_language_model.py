@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mmdec.checks.arguments import format_value
+from mmdec.checks.files import error_line
 from mmdec.core.scheduler import decode_together
 from mmdec.core.steps import Steps
 from mmdec.core.timing import Stopwatch
@@ -353,6 +354,6 @@ def _languages(
         except Exception as error:
             raise InputError(
                 f"`language` must be one that {type(loaded.model).__name__} knows, but is {format_value(name)} "
-                f"({' '.join(str(error).split())[:300]}). Leave it out to have it detected."
+                f"({error_line(error)}). Leave it out to have it detected."
             ) from error
     return language
