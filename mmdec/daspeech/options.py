@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 DASPEECH_KIND = "daspeech"  # "system" in config.json, see `model_kind`
 DEFAULT_TRANSLATOR = "daspeech-everyday"
 GRAPH_STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "beam")
-AUTOREGRESSIVE_STRATEGIES = ("reranked", "autoregressive", "verified")  # those that need the autoregressive decoder
-STRATEGIES = (*GRAPH_STRATEGIES, *AUTOREGRESSIVE_STRATEGIES)
+AUTOREGRESSIVE_OUTPUT = ("autoregressive", "verified")  # those whose text is that of the autoregressive decoder
+STRATEGIES_WITH_AR_DECODER = ("reranked", *AUTOREGRESSIVE_OUTPUT)  # those that need this decoder
+STRATEGIES = (*GRAPH_STRATEGIES, *STRATEGIES_WITH_AR_DECODER)
 
 
 @final

@@ -38,7 +38,7 @@ from mmdec.daspeech.evidence import (
 )
 from mmdec.daspeech.layouts import Layout, layout_of, pad
 from mmdec.daspeech.model import EncodedSpeech
-from mmdec.daspeech.options import AUTOREGRESSIVE_STRATEGIES, GRAPH_STRATEGIES, STRATEGIES
+from mmdec.daspeech.options import AUTOREGRESSIVE_OUTPUT, GRAPH_STRATEGIES, STRATEGIES, STRATEGIES_WITH_AR_DECODER
 from mmdec.daspeech.passes import OnPass, PassListener
 from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts
 from mmdec.daspeech.target import EOS, NUM_SPECIAL_UNITS, PAD, UnitTarget
@@ -173,7 +173,7 @@ class SpeechTranslator:
                 f"`strategy` must be autoregressive for '{self.name}', which has no graph, but is "
                 f"{format_value(strategy)}. Choose that one."
             )
-        if strategy in AUTOREGRESSIVE_STRATEGIES and self.model.ar is None:
+        if strategy in STRATEGIES_WITH_AR_DECODER and self.model.ar is None:
             raise InputError(
                 f"`strategy` must be one of {', '.join(GRAPH_STRATEGIES)} for '{self.name}', which has no "
                 f"autoregressive decoder, but is {format_value(strategy)}."
@@ -205,7 +205,7 @@ class SpeechTranslator:
             if rows:
                 if len(rows) < len(samples):
                     source = source.select(rows)
-                kind = AUTOREGRESSIVE_KIND if strategy in ("autoregressive", "verified") else GRAPH_KIND
+                kind = AUTOREGRESSIVE_KIND if strategy in AUTOREGRESSIVE_OUTPUT else GRAPH_KIND
                 limit = source.limits[0] if kind == AUTOREGRESSIVE_KIND else None
                 listener = PassListener(on_pass, segment, self.units, self.device, limit)
                 with clock.stage("linguistic"):
