@@ -48,6 +48,15 @@ MAX_TRANSCRIPT_TOKENS = 220  # maximum tokens of a transcript; decoding is stopp
 MARGIN_SECONDS = 5.0  # seconds of silence after the sound that the encoder reads if a window is not padded to 30 s
 
 
+@dataclass
+class KnownTextRow:
+    """One row's state: its known text, and what was accepted of it."""
+
+    text: Sequence[int]
+    place: int = 0  # index of the next token in `text`
+    last: int = -1  # the last accepted token; -1: none
+
+
 @final
 class KnownText:
     """A drafter that drafts texts which are known beforehand, one text for each row of the batch.
@@ -69,37 +78,32 @@ class KnownText:
     def check(self, target: Target) -> None:
         """Accept every target: this drafter works for all models."""
 
-    def start(self, context: Context) -> list[list[Any]]:
-        """Return the state of each row of the batch, a list of three.
+    def start(self, context: Context) -> list[KnownTextRow]:
+        return [KnownTextRow(list(text)) for text in self.texts]
 
-        These are the token ids of its text, the index of the next token in it, and the last accepted token.
-        """
-        return [[list(text), 0, -1] for text in self.texts]
-
-    def propose(self, state: list[list[Any]], roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: list[KnownTextRow], roots: Tensor, plan: Plan) -> Draft:
         """Draft the rest of each row's text.
 
         After the timestamp that ends a segment, the same timestamp is drafted first, because the next segment begins
         with it.
         """
         drafts = []
-        for text, place, last in state:
-            again = [last] if last >= self.first_time and place else []
-            drafts.append([*again, *text[place:]][: min(plan.nodes, plan.depth)])
+        for row in state:
+            again = [row.last] if row.last >= self.first_time and row.place else []
+            drafts.append([*again, *row.text[row.place :]][: min(plan.nodes, plan.depth)])
         return chain_drafts(roots, drafts)
 
-    def update(self, state: list[list[Any]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: list[KnownTextRow], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """After a round, find each row's place in its known text again: after the accepted tokens."""
         for row, tokens in zip(state, verdict.new_tokens, strict=True):
             for token in tokens:
-                text, place, last = row
                 if token < self.first_time:
-                    near = text[place : place + SEARCHED_TOKENS]
-                    row[1] = place + near.index(token) + 1 if token in near else place
+                    near = row.text[row.place : row.place + SEARCHED_TOKENS]
+                    row.place += near.index(token) + 1 if token in near else 0
                 # a repeated timestamp begins the next segment; -1: do not draft it again
-                row[2] = -1 if token == last else token
+                row.last = -1 if token == row.last else token
 
-    def select(self, state: list[list[Any]], live: Tensor) -> None:
+    def select(self, state: list[KnownTextRow], live: Tensor) -> None:
         state[:] = [state[index] for index in live.tolist()]
 
 
