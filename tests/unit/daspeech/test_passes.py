@@ -43,5 +43,5 @@ def test_no_pass_is_reported_after_the_end(
     for step_units in decoder.greedy_steps(*inputs):
         listener.step(step_units)
     (row,) = decoder.generate(*inputs)
-    assert [one.units for one in passes] == heard
+    assert [pass_.units for pass_ in passes] == heard
     assert len(passes) == len(row) + 1  # as `Translation.passes` has it

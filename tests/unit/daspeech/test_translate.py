@@ -69,9 +69,9 @@ def test_passes_are_reported(any_model: Path, strategy: str) -> None:
     plain = mmdec.translate_speech(buzz(2.0), **options)
     out = mmdec.translate_speech(buzz(2.0), on_pass=passes.append, **options)
     assert same(plain, out)
-    assert [unit for one in passes for unit in one.units] == out.units
-    assert [one.seconds for one in passes] == sorted(one.seconds for one in passes)
-    graphs = [one.graph for one in passes if one.graph is not None]
+    assert [unit for pass_ in passes for unit in pass_.units] == out.units
+    assert [pass_.seconds for pass_ in passes] == sorted(pass_.seconds for pass_ in passes)
+    graphs = [pass_.graph for pass_ in passes if pass_.graph is not None]
     assert len(graphs) == (strategy != "autoregressive")
     beside = (strategy == "verified") - (strategy == "reranked")  # the graph's own; the judge's, which makes no units
     assert len(passes) == out.passes + beside
@@ -85,7 +85,7 @@ def test_passes_are_reported(any_model: Path, strategy: str) -> None:
 
 
 def test_an_exception_of_a_listener_ends_the_translation(any_model: Path) -> None:
-    def broken(one: Pass) -> None:
+    def broken(pass_: Pass) -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):

@@ -160,7 +160,9 @@ def test_methods_agree_on_recordings_of_all_lengths(whisper: LoadedWhisper) -> N
     """Loud ones too, whose level `transcribe` brings down."""
     harness = TranscriptionHarness(whisper, None, 12)
     sounds = [4 * torch.randn(RATE // 2), torch.randn(5 * RATE // 2), torch.randn(RATE // 3), torch.randn(3 * RATE)]
-    plain, ours = (harness.measure(sounds, one) for one in (Method.greedy(), Method.with_drafter("chain", "lookup", 2)))
+    plain, ours = (
+        harness.measure(sounds, method) for method in (Method.greedy(), Method.with_drafter("chain", "lookup", 2))
+    )
     assert ours.tokens == plain.tokens
     assert ours.texts == plain.texts
     assert ours.drafted_tokens == round(ours.tokens_per_round * ours.rounds) > 0
@@ -174,7 +176,8 @@ def test_what_is_scored_and_timed_is_the_public_call(
 
     def listen(audio: Any, **options: Any) -> Any:
         result = [
-            replace(one, text="Zebra", timings=SPENT, rounds=9, windows=1) for one in transcribe(audio, **options)
+            replace(transcript, text="Zebra", timings=SPENT, rounds=9, windows=1)
+            for transcript in transcribe(audio, **options)
         ]
         calls.append(options)
         return result
@@ -183,7 +186,7 @@ def test_what_is_scored_and_timed_is_the_public_call(
     monkeypatch.setattr(measuring, "transcribe", listen)
     report = score(corpus, whisper, batch_size=2)
     assert len(calls) == 1 + 3  # a warm-up; two batches, of which one has a recording of more than a window
-    assert {one["batch_size"] for one in calls} == {1, 2}
+    assert {call["batch_size"] for call in calls} == {1, 2}
     assert report["wer"]["value"] > 0.5
     spent = report["decoding"]["medusa"]["seconds"]
     assert {stage: spent[stage] for stage in ("features", "encoder", "decoder", "drafter")} == {

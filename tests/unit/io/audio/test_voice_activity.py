@@ -27,12 +27,12 @@ def windows(
     closed = [window for chunk in chunks(sound, sizes) for window in cutter.add(torch.from_numpy(chunk))]
     closed += cutter.end()
     assert cutter.sample_count == len(sound)
-    assert all(torch.equal(one.samples, sound[one.start : one.end]) for one in closed)
+    assert all(torch.equal(utterance.samples, sound[utterance.start : utterance.end]) for utterance in closed)
     return closed
 
 
 def places(closed: list[SpeechWindow]) -> list[tuple[int, int]]:
-    return [(one.start, one.end) for one in closed]
+    return [(utterance.start, utterance.end) for utterance in closed]
 
 
 TALK = talk([0.7, ("austen", None), 1.4, ("two_cities", 7.03), 2.0, ("president", None), 0.3], 1e-4)
@@ -123,18 +123,18 @@ def test_full_windows_are_cut_in_a_pause_and_lose_nothing() -> None:
     sound = talk([("two_cities", None), ("two_cities", None)])
     result = windows(sound, [1600], pause=5.0, most=10 * RATE)
     assert len(result) >= 5
-    assert all(5 * RATE <= len(one.samples) <= 10 * RATE for one in result[:-1])
-    for one, other in pairwise(result):
-        assert 0 <= other.start - one.end <= RATE  # only a pause is left out
-        around = sound[one.end - RATE // 10 : one.end + RATE // 10]
+    assert all(5 * RATE <= len(utterance.samples) <= 10 * RATE for utterance in result[:-1])
+    for utterance, following in pairwise(result):
+        assert 0 <= following.start - utterance.end <= RATE  # only a pause is left out
+        around = sound[utterance.end - RATE // 10 : utterance.end + RATE // 10]
         assert around.square().mean() < sound.square().mean() / 4
 
 
 def test_speech_without_any_pause_is_cut_where_it_is_quietest() -> None:
     sound = torch.from_numpy(buzz(25.0))
     result = windows(sound, [1600], most=10 * RATE)
-    assert [one.end - one.start <= 10 * RATE for one in result] == [True] * len(result)
-    assert [other.start for other in result[1:]] == [one.end for one in result[:-1]]
+    assert [utterance.end - utterance.start <= 10 * RATE for utterance in result] == [True] * len(result)
+    assert [utterance.start for utterance in result[1:]] == [utterance.end for utterance in result[:-1]]
 
 
 def test_memory_is_bounded() -> None:

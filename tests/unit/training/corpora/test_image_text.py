@@ -146,10 +146,10 @@ def test_questions_of_llava_bench_in_the_wild_are_read(tmp_path: Path) -> None:
     ]
     (tmp_path / "images").mkdir()
     result = read_questions(lines(tmp_path / "questions.jsonl", rows))
-    assert [one.task for one in result] == ["complex", "conv", "detail"]
+    assert [row.task for row in result] == ["complex", "conv", "detail"]
     assert result[1].question == "What is the name of this famous sight?"
     assert result[1].images == (tmp_path / "images" / "001.jpg",)
-    assert {one.scoring for one in result} == {""}
+    assert {row.scoring for row in result} == {""}
     elsewhere = read_questions(tmp_path / "questions.jsonl", tmp_path / "pictures")
     assert elsewhere[0].images == (tmp_path / "pictures" / "001.jpg",)
     long = lines(tmp_path / "long.jsonl", [{"image": "x" * 300 + ".png", "question": "What?"}])
@@ -206,10 +206,10 @@ def test_questions_of_textvqa_are_read(tmp_path: Path) -> None:
             }
         ],
     }
-    (one,) = read_questions(write_json(tmp_path / "TextVQA_0.5.1_val.json", rows))
-    assert one.images == (tmp_path / "train_images" / "003a8ae2ef43b901.jpg",)
-    assert one.question == "what is the brand of this camera?" + SHORT_ANSWER_PROMPT
-    assert (one.id, one.scoring, len(one.answers)) == ("34602", "", 10)
+    (question,) = read_questions(write_json(tmp_path / "TextVQA_0.5.1_val.json", rows))
+    assert question.images == (tmp_path / "train_images" / "003a8ae2ef43b901.jpg",)
+    assert question.question == "what is the brand of this camera?" + SHORT_ANSWER_PROMPT
+    assert (question.id, question.scoring, len(question.answers)) == ("34602", "", 10)
 
 
 def test_questions_of_vqav2_are_read(tmp_path: Path) -> None:
@@ -245,7 +245,8 @@ def test_questions_of_vqav2_are_read(tmp_path: Path) -> None:
         ]
     }
     path = write_json(tmp_path / "v2_OpenEnded_mscoco_val2014_questions.json", questions)
-    assert [one.scoring for one in read_questions(path)] == ["", ""]  # as for the test split, which has no annotations
+    # as for the test split, which has no annotations
+    assert [question.scoring for question in read_questions(path)] == ["", ""]
     write_json(tmp_path / "v2_mscoco_val2014_annotations.json", annotations)
     other, wet = read_questions(path)
     assert other.images == (tmp_path / "val2014" / "COCO_val2014_000000262148.jpg",)
@@ -282,7 +283,7 @@ def test_conversations_take_their_scoring_from_their_notes(tmp_path: Path) -> No
         foreign = read_questions(write_json(tmp_path / "odd.json", [{**row, "turns": [odd]}]))
         assert (foreign[0].task, foreign[0].claims) == ("all", ())
     plain = read_questions(write_json(tmp_path / "mix.json", [row]))
-    assert [one.scoring for one in plain] == ["", ""]
+    assert [question.scoring for question in plain] == ["", ""]
 
 
 def test_pictures_are_swapped_within_a_task(tmp_path: Path) -> None:
@@ -291,7 +292,7 @@ def test_pictures_are_swapped_within_a_task(tmp_path: Path) -> None:
         for name, task in (("a", "x"), ("a", "x"), ("b", "x"), ("c", "y"))
     ]
     result = swap_pictures(read_questions(lines(tmp_path / "q.jsonl", rows)))
-    assert [one.images[0].name for one in result] == ["b", "b", "a", "c"]  # type: ignore[union-attr] # no bytes
+    assert [row.images[0].name for row in result] == ["b", "b", "a", "c"]  # type: ignore[union-attr] # no bytes
 
 
 @pytest.mark.parametrize(
