@@ -104,8 +104,10 @@ def test_a_truncated_file_is_noted_in_each_result(
     note, heard = "the file ends at 1.5 s of 2.0 s", dict[int, str]()
     options: dict[str, Any] = {"model": whisper, "device": "cpu", "language": "en"}
     monkeypatch.setattr("mmdec.tasks.usage.cut_note", lambda *_: "")  # texts of the tiny model are cut, too
-    results = mmdec.transcribe([whole, cut], on_transcript=lambda i, one: heard.update({i: one.note}), **options)
-    assert [one.note for one in results] == [heard[0], heard[1]] == ["", note]
+    results = mmdec.transcribe(
+        [whole, cut], on_transcript=lambda i, transcript: heard.update({i: transcript.note}), **options
+    )
+    assert [result.note for result in results] == [heard[0], heard[1]] == ["", note]
     assert mmdec.transcribe({"bytes": cut.read_bytes(), "path": None}, **options).note == note
     spoken = mmdec.translate_speech(cut, model=tiny_model, device="cpu")
     assert spoken.note == spoken.to_dict()["note"] == note

@@ -366,7 +366,7 @@ def test_a_folder_is_translated(folder: Path, tmp_path: Path, tiny_model: Path) 
     for seed, name in enumerate(("b.wav", "a.flac")):
         soundfile.write(recordings / name, buzz(1.0, seed), RATE)
     given = ["translate", recordings.parent, "-o", tmp_path / "out", "-m", tiny_model, "--device", "cpu"]
-    result = CliRunner().invoke(cli.app, [str(one) for one in given])
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in given])
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.wav", "b.wav"]
     assert result.stdout.index("a.flac") < result.stdout.index("b.wav ->")

@@ -54,7 +54,7 @@ def test_after_a_failure_the_rest_is_decoded_one_by_one() -> None:
             on_result(0, result("A"))
         if "b" in inputs:
             raise RuntimeError("b breaks it")
-        return [result(one.upper()) for one in inputs]
+        return [result(name.upper()) for name in inputs]
 
     decode_all(["a", "b", "c"], call, reports)
     assert calls == [["a", "b", "c"], ["b"], ["c"]]

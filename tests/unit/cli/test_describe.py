@@ -40,7 +40,7 @@ def call(model: Path):
 
 
 def answers(model: Path, *asked: object) -> list[str]:
-    return [one.text for one in mmdec.describe(list(asked), QUESTION, model=model, device="cpu", drafter=None)]
+    return [answer.text for answer in mmdec.describe(list(asked), QUESTION, model=model, device="cpu", drafter=None)]
 
 
 def test_text_to_stdout(call, model: Path, pictures: list[Path]) -> None:
@@ -157,7 +157,7 @@ def test_eval_prints_and_writes_one_report(model: Path, pictures: list[Path], tm
     common = ["--questions", asked, "--images", pictures[0].parent, "--model", model, "--drafter", "lookup"]
     common += ["--max-new-tokens", 5, "--threads", 1]
     report = tmp_path / "report.json"
-    given = [str(one) for one in ("eval", "vlm", *common, "--swap", "--json")]
+    given = [str(argument) for argument in ("eval", "vlm", *common, "--swap", "--json")]
     table = CliRunner(env={"COLUMNS": "150"}).invoke(cli.app, [*given, str(report)])
     assert table.exit_code == 0, table.output
     assert "a round" in table.stdout
@@ -165,6 +165,6 @@ def test_eval_prints_and_writes_one_report(model: Path, pictures: list[Path], tm
     assert json.loads(printed.stdout).keys() == json.loads(report.read_text(encoding="utf-8")).keys()
     with open(asked, "a", encoding="utf-8") as file:
         file.write("\n" + json.dumps({**rows[0], "image": "absent.png"}))
-    done = CliRunner().invoke(cli.app, [str(one) for one in ("eval", "vlm", *common)])
+    done = CliRunner().invoke(cli.app, [str(argument) for argument in ("eval", "vlm", *common)])
     assert done.exit_code == 1, done.output
     assert "refused" in done.stdout

@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finals(model: Path) -> list[mmdec.StreamUpdate]:
     stream = mmdec.transcribe_stream([S16], model=model, device="cpu", language="en", every=None, timestamps="segment")
-    return [one for one in stream if one.final]
+    return [update for update in stream if update.final]
 
 
 @pytest.fixture
@@ -66,7 +66,9 @@ def lines(result: Result) -> list[str]:
 def test_raw_samples_are_transcribed(call, finals: list[mmdec.StreamUpdate]) -> None:
     timed = lines(call(S16.tobytes(), "-t", "segment"))
     assert timed == [
-        f"[00:00:{part.start:06.3f} --> 00:00:{part.end:06.3f}] {part.text}" for one in finals for part in one.segments
+        f"[00:00:{part.start:06.3f} --> 00:00:{part.end:06.3f}] {part.text}"
+        for update in finals
+        for part in update.segments
     ]
     assert len(finals) == 2
 
@@ -102,11 +104,11 @@ def test_rate_and_encoding_of_samples(call) -> None:
 
 def test_json_has_a_line_an_update(call, finals: list[mmdec.StreamUpdate]) -> None:
     updates = [json.loads(line) for line in lines(call(S16.tobytes(), "--json", "--every", 0, "-t", "segment"))]
-    assert [one["final"] for one in updates] == [True, True]
-    assert [one["text"] for one in updates] == [one.text for one in finals]
-    assert [one["start"] for one in updates] == [one.start for one in finals]
-    assert [part["start"] for one in updates for part in one["segments"]] == [
-        part.start for one in finals for part in one.segments
+    assert [update["final"] for update in updates] == [True, True]
+    assert [update["text"] for update in updates] == [update.text for update in finals]
+    assert [update["start"] for update in updates] == [update.start for update in finals]
+    assert [part["start"] for update in updates for part in update["segments"]] == [
+        part.start for update in finals for part in update.segments
     ]
     assert "segments" in json.loads(lines(call(S16.tobytes(), "--format", "json"))[0])
 
@@ -115,7 +117,9 @@ def test_subtitles_are_numbered_through(call, finals: list[mmdec.StreamUpdate]) 
     subtitles = "\n".join(lines(call(S16.tobytes(), "--format", "srt")))
     cues = [cue.splitlines() for cue in subtitles.strip().split("\n\n")]
     assert [cue[0] for cue in cues] == [str(number) for number in range(1, len(cues) + 1)]
-    assert [" ".join(cue[2:]) for cue in cues] == [part.text for one in finals for part in one.segments if part.text]
+    assert [" ".join(cue[2:]) for cue in cues] == [
+        part.text for update in finals for part in update.segments if part.text
+    ]
     shown = "\n".join(lines(call(S16.tobytes(), "--format", "vtt")))
     assert shown.startswith("WEBVTT\n\n00:00:0")
     assert shown.count("WEBVTT") == 1
@@ -178,7 +182,7 @@ def test_errors_are_one_sentence(call, content: bytes, arguments: tuple[Any, ...
 def test_text_before_an_error_is_printed(call, finals: list[mmdec.StreamUpdate]) -> None:
     result = call(S16.tobytes() + b"\0", "-t", "segment")
     assert isinstance(result.exception, InputError)
-    assert result.stdout.count(" --> ") == sum(len(one.segments) for one in finals)
+    assert result.stdout.count(" --> ") == sum(len(update.segments) for update in finals)
 
 
 def test_standard_input_must_be_the_only_input(call) -> None:

@@ -65,7 +65,9 @@ def test_cutting_at_pauses_equals_the_call(call, model: Path, recordings: list[P
     expected = mmdec.transcribe([*recordings], **options)
     result = call(*recordings, "--cut-at-pauses", "-t", "segment", "--json")
     assert result.exit_code == 0, result.output
-    assert [json.loads(line)["tokens"] for line in result.stdout.splitlines()] == [one.tokens for one in expected]
+    assert [json.loads(line)["tokens"] for line in result.stdout.splitlines()] == [
+        transcript.tokens for transcript in expected
+    ]
     assert expected[1].windows > 1
 
 

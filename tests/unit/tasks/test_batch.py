@@ -93,7 +93,7 @@ def test_a_list_of_a_hundred_on_the_command_line_reports_its_bad_files(
     named = [line for line in stderr.splitlines() if line.startswith("failed: ")]
     assert len(named) == len(bad) == count
     if verb == "transcribe":
-        (line,) = (one for one in lines if one["input"] == str(silent))
+        (line,) = (line for line in lines if line["input"] == str(silent))
         assert line["text"] == ""
         assert "silent" in line["note"]
     for path in bad:  # what is wrong with a path is said before the others are read
@@ -186,7 +186,7 @@ def test_a_recording_without_units_is_refused(tiny_model: Path) -> None:
     spoken = loaded.translate
 
     def some(samples: list, *rest: object) -> list:
-        return [(real if len(one) < 1.2 * RATE else spoken)([one], *rest)[0] for one in samples]  # type: ignore[arg-type]
+        return [(real if len(sample) < 1.2 * RATE else spoken)([sample], *rest)[0] for sample in samples]  # type: ignore[arg-type]
 
     silenced.translate = some  # type: ignore[method-assign]
     with pytest.raises(mmdec.BatchError) as caught:

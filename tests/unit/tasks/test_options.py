@@ -33,31 +33,31 @@ def test_an_editor_and_help_see_the_fields_and_their_defaults(
 ) -> None:
     """An editor reads the first overload."""
     for signature in (inspect.signature(call), inspect.signature(get_overloads(call)[0])):
-        named = [one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY]
-        assert {one.name: (one.annotation, one.default) for one in named} == {
-            one.name: (one.type, one.default) for one in options_of(kind)
+        named = [parameter for parameter in signature.parameters.values() if parameter.kind is parameter.KEYWORD_ONLY]
+        assert {parameter.name: (parameter.annotation, parameter.default) for parameter in named} == {
+            option.name: (option.type, option.default) for option in options_of(kind)
         }
-        further = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+        further = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
         assert further is issubclass(kind, GenerateOptions)
 
 
 @pytest.mark.parametrize("kind", VERBS)
 def test_the_command_line_has_their_defaults_and_help(kind: type[TaskOptions]) -> None:
     verbs: Any = typer.main.get_command(app)
-    typed = {one.name: one for one in verbs.commands[VERBS[kind]].params}
-    for one in options_of(kind):
-        info: OptionInfo = one.metadata["option"]
+    typed = {parameter.name: parameter for parameter in verbs.commands[VERBS[kind]].params}
+    for option in options_of(kind):
+        info: OptionInfo = option.metadata["option"]
         if info.typed is not None:
-            shown = typed[one.name]
-            assert (shown.default or None, shown.help) == (one.default or None, info.help)
-            assert f"--{one.name.replace('_', '-')}" in shown.opts
+            shown = typed[option.name]
+            assert (shown.default or None, shown.help) == (option.default or None, info.help)
+            assert f"--{option.name.replace('_', '-')}" in shown.opts
             assert set(shown.opts) >= {*filter(None, [info.short])}
 
 
 @pytest.mark.parametrize(("call", "kind"), CALLS)
 def test_the_docstring_explains_each_option(call: Callable[..., Any], kind: type[TaskOptions]) -> None:
     lines = re.findall(r"^    ([\w, ]+): ", inspect.getdoc(call) or "", re.M)
-    assert {one.name for one in options_of(kind)} <= {name for line in lines for name in line.split(", ")}
+    assert {option.name for option in options_of(kind)} <= {name for line in lines for name in line.split(", ")}
 
 
 @pytest.mark.parametrize(("_", "kind"), CALLS)
