@@ -398,7 +398,7 @@ def rounds_of(model: Any, drafter: Any, budget: Any, prompts: list[list[int]], l
 
 def texts(rounds: list[Round], rows: int) -> list[list[int]]:
     result: list[list[int]] = [[] for _ in range(rows)]
-    for one in rounds:
-        for row, tokens in zip(one.rows, one.tokens, strict=True):
+    for round_ in rounds:
+        for row, tokens in zip(round_.rows, round_.tokens, strict=True):
             result[row] += tokens
     return result

@@ -291,7 +291,7 @@ def omni_inputs(model: Any, rows: list[int], seed: int) -> dict[str, Tensor]:
     if images:
         inputs, counts[0] = image_inputs(model, images, generator)
     if sounds:
-        lengths = torch.tensor([60 + 8 * (one % 4) for one in range(sounds)])
+        lengths = torch.tensor([60 + 8 * (index % 4) for index in range(sounds)])
         mask = (torch.arange(FRAMES)[None] < lengths[:, None]).long()
         inputs["input_features"] = torch.randn(sounds, 16, FRAMES, generator=generator) * mask[:, None]
         inputs["feature_attention_mask"] = mask
@@ -327,7 +327,7 @@ def media_inputs(model: Any, rows: list[int], seed: int = 0) -> dict[str, Tensor
     counts: list[int] = []
     if total and hears:
         whole = type(model).__name__.startswith("Voxtral")  # its windows have a fixed length
-        lengths = [FRAMES if whole or not one else 60 + 8 * (one % 4) for one in range(total)]
+        lengths = [FRAMES if whole or not index else 60 + 8 * (index % 4) for index in range(total)]
         inputs, counts = sound_inputs(model, lengths, generator)
     elif total:
         inputs, counts = image_inputs(model, total, generator)

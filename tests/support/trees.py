@@ -45,6 +45,6 @@ def way(parents: list[int], node: int) -> list[int]:
 def verdict_of(paths: list[list[int]]) -> Verdict:
     """Make a verdict with these accepted paths. Its other fields are dummies, because a target uses only the path."""
     width, rows = max(map(len, paths)), len(paths)
-    path = torch.tensor([one + [-1] * (width - len(one)) for one in paths])
+    path = torch.tensor([nodes + [-1] * (width - len(nodes)) for nodes in paths])
     ones = torch.ones(rows, dtype=torch.long)
     return Verdict(path, ones, ones == 0, ones[:, None], ones)
