@@ -14,8 +14,8 @@ from tests.support.demo_server import Server, serving
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     pytest.importorskip("gradio", reason="the demo needs gradio: pip install 'mmdec[demo]'")
-    with serving(tmp_path_factory.mktemp("demo")) as one:
-        yield one
+    with serving(tmp_path_factory.mktemp("demo")) as demo:
+        yield demo
 
 
 @pytest.fixture(scope="module")
@@ -25,25 +25,25 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("chromium is not installed: apt-get install chromium")
     with sync_api.sync_playwright() as play:
-        one = play.chromium.launch(
+        chromium = play.chromium.launch(
             executable_path=CHROMIUM,
             args=["--no-sandbox", OFFLINE, "--autoplay-policy=no-user-gesture-required"],
         )
-        yield one
-        one.close()
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
 def page(browser: Any, server: Server) -> Iterator[Any]:
-    one = open_demo(browser, server, viewport={"width": 1280, "height": 900})
-    yield one
-    assert one.complaints == []
-    one.context.close()
+    page = open_demo(browser, server, viewport={"width": 1280, "height": 900})
+    yield page
+    assert page.complaints == []
+    page.context.close()
 
 
 @pytest.fixture
 def phone(browser: Any, server: Server) -> Iterator[Any]:
-    one = open_demo(browser, server, viewport={"width": 390, "height": 844}, color_scheme="dark", has_touch=True)
-    yield one
-    assert one.complaints == []
-    one.context.close()
+    page = open_demo(browser, server, viewport={"width": 390, "height": 844}, color_scheme="dark", has_touch=True)
+    yield page
+    assert page.complaints == []
+    page.context.close()

@@ -54,7 +54,7 @@ def assert_only_gains_are_green(page: Any, tab: str, count: int) -> list[str]:
         assert green == at.inner_text().endswith("faster"), at.inner_text()
     labels = [at.inner_text() for at in speeds]
     assert len(labels) == count
-    assert all(re.fullmatch(SPEED, one) for one in labels), labels
+    assert all(re.fullmatch(SPEED, label) for label in labels), labels
     return labels
 
 

@@ -69,11 +69,11 @@ def test_visitors_at_once_are_served(server: Server) -> None:
                 return
 
     people = [threading.Thread(target=person, args=(number,)) for number in range(PEOPLE)]
-    for one in people:
-        one.start()
-    for one in people:
-        while one.is_alive():
-            one.join(5.0)
+    for person in people:
+        person.start()
+    for person in people:
+        while person.is_alive():
+            person.join(5.0)
             memory.append(server.ask("memory"))
     assert wrong == []
     while server.ask("running"):
@@ -99,9 +99,9 @@ def test_other_files_cannot_be_read(server: Server, tmp_path: Path) -> None:
 
 def test_no_api_is_exposed(server: Server) -> None:
     with Visitor(server.address) as visitor:
-        functions = [one for one in visitor.config["dependencies"] if one["backend_fn"]]
+        functions = [function for function in visitor.config["dependencies"] if function["backend_fn"]]
     assert len(functions) > 10
-    assert {one["api_visibility"] for one in functions} == {"private"}
+    assert {function["api_visibility"] for function in functions} == {"private"}
 
 
 def test_an_upload_can_be_translated(server: Server) -> None:

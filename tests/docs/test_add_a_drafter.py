@@ -71,8 +71,8 @@ def test_generate_stream_and_speculate_give_the_models_own_tokens(
     assert torch.equal(run.sequences, plain)
     assert run.tokens_per_round > 1.2  # it drafts, and drafts are accepted
     rows: list[list[int]] = [[], []]
-    for one in mmdec.stream(model, prompt, drafter, max_new_tokens=NEW, num_speculative_tokens=5):
-        for row, tokens in zip(one.rows, one.tokens, strict=True):
+    for round_ in mmdec.stream(model, prompt, drafter, max_new_tokens=NEW, num_speculative_tokens=5):
+        for row, tokens in zip(round_.rows, round_.tokens, strict=True):
             rows[row] += tokens
     assert rows == plain[:, prompt.shape[1] :].tolist()
     loop = mmdec.speculate(drafter, num_speculative_tokens=5)

@@ -62,7 +62,7 @@ def test_the_target_decodes_as_by_hand(target: PairTarget, prompt: Tensor) -> No
     assert run(target, prompt, MatchRule(), None, FixedBudget(0))[0] == expected
     drafted, rounds = run(target, prompt, MatchRule(), ToyDrafter(), FixedBudget(5))
     assert drafted == expected
-    assert sum(sum(one.accepted) for one in rounds) > 0
+    assert sum(sum(round_.accepted) for round_ in rounds) > 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -85,7 +85,7 @@ def test_the_rule_takes_drafts_among_the_best_and_no_others(prompt: Tensor) -> N
     greedy = run(target, prompt, MatchRule(), None, FixedBudget(0))[0]
     tokens, rounds = run(target, prompt, AmongBest(2), Scripted(random_tree_drafts(target), 1), FixedBudget(6, 3))
     assert tokens != greedy  # it is lossy
-    assert sum(sum(one.accepted) for one in rounds) > 0
+    assert sum(sum(round_.accepted) for round_ in rounds) > 0
     for row, own in zip(prompt.tolist(), tokens, strict=True):
         for index, token in enumerate(own):
             assert token in target.logits([*row, *own[:index]]).topk(2).indices.tolist()

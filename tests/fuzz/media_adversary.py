@@ -76,7 +76,9 @@ def attack(seed: int, report: Report) -> None:
         if "probability tensor" in str(error):  # random weights may overflow, and no loop can sample then
             report.counts["stock fails"] += 1
         else:
-            frames = [f"{Path(one.filename).name}:{one.lineno}" for one in traceback.extract_tb(error.__traceback__)]
+            frames = [
+                f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)
+            ]
             report.foreign.append(f"{seed}: {type(error).__name__}: {str(error)[:300]} {frames}")
 
 
@@ -165,8 +167,8 @@ def _compare(
         result = mmdec.generate(model, inputs, drafter, **speculation, **given).sequences
     else:
         rows: list[list[int]] = [[] for _ in expected]
-        for one in mmdec.stream(model, inputs, drafter, **speculation, **given):
-            for row, tokens in zip(one.rows, one.tokens, strict=True):
+        for round_ in mmdec.stream(model, inputs, drafter, **speculation, **given):
+            for row, tokens in zip(round_.rows, round_.tokens, strict=True):
                 rows[row] += tokens
         longest, result = max(map(len, rows)), expected.clone()
         for row, tokens in enumerate(rows):

@@ -234,7 +234,7 @@ def answer(value: Any) -> Any:
     if isinstance(value, mmdec.Generation):
         return value.sequences.tolist()
     if isinstance(value, (list, tuple)):
-        return [answer(one) for one in value]
+        return [answer(item) for item in value]
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return value.tolist()
     if hasattr(value, "tokens") and hasattr(value, "rows"):  # a round

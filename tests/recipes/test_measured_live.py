@@ -61,9 +61,9 @@ def test_the_simulated_clock_waits_for_sound_and_for_work(whisper: LoadedWhisper
     options = {"model": whisper, "language": "en", "timestamps": "word"}
     quick = hear(LiveTranscriber(**options), sound, lambda: 0.0)
     direct = LiveTranscriber(**options)
-    expected = [one for chunk in chunks(sound, [RATE // 2]) for one in direct.feed(chunk)]
-    assert [one.text for _, one in quick.shown] == [one.text for one in [*expected, *direct.end()]]
-    assert all(one.end <= at <= one.end + 1.5 for at, one in quick.shown)
+    expected = [update for chunk in chunks(sound, [RATE // 2]) for update in direct.feed(chunk)]
+    assert [update.text for _, update in quick.shown] == [update.text for update in [*expected, *direct.end()]]
+    assert all(update.end <= at <= update.end + 1.5 for at, update in quick.shown)
     ticks = count()
     slow = hear(LiveTranscriber(**options), sound, lambda: float(next(ticks)))
     assert len(slow.shown) < len(quick.shown)

@@ -179,8 +179,8 @@ def test_decoding_accepts_what_the_log_reports(base: Path, corpus: Path, kind: s
             assert module.labels.tokens[batch.names[row]] == text[:12]
         # Only what validation has seen is counted: a round that begins among a text's first 12 tokens.
         written = [len(new) for new in entry_point.rounds[0].tokens]
-        for one in entry_point.rounds[1:]:
-            for row, new in zip(one.rows, one.tokens, strict=True):
+        for round_ in entry_point.rounds[1:]:
+            for row, new in zip(round_.rows, round_.tokens, strict=True):
                 gained = min(len(new), 12 - written[row])
                 written[row] += gained
                 tokens, rounds = tokens + gained, rounds + (gained > 0)
