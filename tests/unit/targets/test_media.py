@@ -17,7 +17,7 @@ from transformers import (
 
 import mmdec
 from mmdec.errors import InputError
-from mmdec.targets.media import MediaTarget
+from mmdec.targets.media import MediaTarget, VisionReport
 from mmdec.targets.registry import make_target
 from mmdec.targets.text import TextTarget
 from mmdec.types import Needs
@@ -143,7 +143,9 @@ def test_a_video_leaves_the_summaries_of_the_images() -> None:
 
     def summaries(ids: list[int], **media: Any) -> torch.Tensor | None:
         inputs = {"input_ids": torch.tensor([[1, *ids, 7]]), **media}
-        return next(iter(mmdec.stream(model, inputs, max_new_tokens=2, do_sample=False))).summaries
+        round_ = next(iter(mmdec.stream(model, inputs, max_new_tokens=2, do_sample=False)))
+        assert isinstance(round_.report, VisionReport)
+        return round_.report.summaries
 
     expected = summaries(image_ids, **image)
     assert expected is not None
