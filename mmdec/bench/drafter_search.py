@@ -10,7 +10,7 @@ from mmdec.checks.arguments import did_you_mean
 from mmdec.checks.weights import WEIGHTS_SUFFIX
 from mmdec.drafters.registry import auto_names, drafter_entry, drafter_names, is_dotted, loader_names
 from mmdec.errors import InputError
-from mmdec.hub.find import SHORT_NAMES, drafter_by_name, drafter_folder, find_model, shipped_names
+from mmdec.hub.find import SHORT_NAMES, drafter_folder, find_model, folder_by_name, shipped_names
 from mmdec.pretrained.drafters import check_drafter_folder
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES
 
@@ -65,7 +65,7 @@ def _find(name: str, directory: Path) -> str | Path:
         return name  # the last is an index of texts
     if name in shipped_names(None) or any(pattern.fullmatch(name) for pattern in SHORT_NAMES):
         return find_model(name, None, LANGUAGE_MODEL_FILES)
-    folder = Path(name) if name and os.path.isdir(name) else drafter_by_name(name, "drafter")
+    folder = folder_by_name(name, "drafter") if name else None
     if folder is None:
         names = [*drafter_names(), *loader_names()]
         raise InputError(

@@ -27,8 +27,8 @@ from mmdec.drafters.registry import (
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter, is_speech_model
 from mmdec.generation.corpus_source import corpus
-from mmdec.generation.drafter_source import DrafterOfModel, DrafterSource, FixedDrafter, LoadedTarget, folder_by_name
-from mmdec.hub.find import drafter_folder
+from mmdec.generation.drafter_source import DrafterOfModel, DrafterSource, FixedDrafter, LoadedTarget
+from mmdec.hub.find import drafter_folder, folder_by_name
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.load_small_model import check_small_model, small_drafter
 from mmdec.types import Drafter

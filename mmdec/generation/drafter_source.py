@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mmdec.hub.find import drafter_by_name
 from mmdec.types import Drafter
 
 
@@ -130,24 +128,3 @@ class DrafterOfModel(DrafterSource):
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter:
         return self._drafters.get(model, None, lambda: self._make(model))
-
-
-def folder_by_name(name: str | os.PathLike[str], argument: str) -> Path | None:
-    """Return the folder of a model or drafter: a folder, "<model>/<drafter>" for a shipped one, or a Hugging Face id.
-
-    Args:
-        argument: Name of the caller's argument, for errors.
-
-    Returns:
-        None if there is no such folder, and the name is not of the other kinds.
-
-    Raises:
-        InputError: If there is nothing of a name of the other kinds.
-    """
-    if (folder := drafter_by_name(name, argument)) is not None:
-        return folder
-    try:
-        path = Path(name)
-        return path if path.is_dir() else None
-    except (TypeError, ValueError, OSError):  # raised for bytes, a null character, or a name that is too long
-        return None

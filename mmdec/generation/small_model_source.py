@@ -11,7 +11,8 @@ from mmdec.checks.arguments import format_value
 from mmdec.drafters.small_model.short_prompt import Shorten, check_prompt
 from mmdec.drafters.small_model.staged import InnerDrafter, inner_drafter
 from mmdec.errors import InputError
-from mmdec.generation.drafter_source import DrafterCache, DrafterSource, LoadedTarget, folder_by_name
+from mmdec.generation.drafter_source import DrafterCache, DrafterSource, LoadedTarget
+from mmdec.hub.find import folder_by_name
 from mmdec.pretrained.load_small_model import check_small_model, load_small_model, small_drafter
 from mmdec.types import Drafter
 

@@ -131,6 +131,27 @@ def drafter_by_name(
     return None
 
 
+def folder_by_name(name: str | os.PathLike[str], argument: str) -> Path | None:
+    """Return the folder of a model or drafter: a folder, "<model>/<drafter>" for a shipped one, or a Hugging Face id.
+
+    Args:
+        argument: Name of the caller's argument, for errors.
+
+    Returns:
+        None if there is no such folder, and the name is not of the other kinds.
+
+    Raises:
+        InputError: If there is nothing of a name of the other kinds.
+    """
+    if (folder := drafter_by_name(name, argument)) is not None:
+        return folder
+    try:
+        path = Path(name)
+        return path if path.is_dir() else None
+    except (TypeError, ValueError, OSError):  # raised for bytes, a null character, or a name that is too long
+        return None
+
+
 def drafter_path(
     source: str | os.PathLike[str], fetching: Mapping[str, Any] | None = None, argument: str = "folder"
 ) -> Path:
