@@ -95,7 +95,7 @@ def keyed_match(drafter: Racing) -> Rule:
             return stream.drafting_plan(plan, sequences)
 
     stream = SamplingState(11)
-    return Drawn(KeyedSample(11), "sampled")
+    return Drawn(KeyedSample(11))
 
 
 def residual(drafter: Racing) -> Rule:
@@ -112,7 +112,7 @@ def always(drafter: Racing) -> Rule:
             return stream.drafting_plan(plan, sequences)
 
     stream = SamplingState(14)
-    return Drawn(KeyedSample(14), "sampled")
+    return Drawn(KeyedSample(14))
 
 
 def shared(drafter: Racing) -> Rule:
