@@ -52,15 +52,18 @@ class PlainText:
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._hidden: dict[str, str] = {}  # character -> the private character that hides it
         self._restored: dict[int, str] = {}  # code point of a private character -> the character it stands for
-        self._in_texts: set[int] = set()  # the private code points that callers' texts had
+        self._in_texts: set[int] = set()  # the private code points that callers' texts or aliases have
         for first in sorted({each[0] for each in special}):
             self._hide_character(first, "prompt")
         added = tokenizer.get_added_vocab()
+        # an alias has no character that is restored as another one
+        free = [point for point in PRIVATE_CODE_POINTS if point not in self._restored]
         self._aliases = {
-            each: "".join(chr(point) for point in _ALIAS_RNG.choices(PRIVATE_CODE_POINTS, k=len(each)))
+            each: "".join(chr(point) for point in _ALIAS_RNG.choices(free, k=len(each)))
             for each in special
             if each in added
         }
+        self._in_texts.update(ord(character) for alias in self._aliases.values() for character in alias)
 
     def hide(self, texts: Sequence[str], argument: str = "prompt") -> list[str]:
         """Return a caller's texts with the special tokens in them hidden, from template and processor alike.

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import mmdec
+import mmdec.pretrained.plain_text as plain_text
 from mmdec.io.images import to_pil
 from mmdec.pretrained.plain_text import PRIVATE_CODE_POINTS, PlainText
 from mmdec.pretrained.vlm import LoadedVlm
@@ -28,7 +29,7 @@ pytestmark = [  # by processors of transformers
 FAMILIES = ("llava", "qwen", *seeing_folders.FAMILIES)
 ORDINARY = (
     "What is this?",
-    "  <b>What</b> is <img src='a.png'> in HTML?\n\nÄ é \U000f4321 ",
+    "  <b>What</b> is <img src='a.png'> in HTML?\n\nÄ é \U000f0042 ",
     "|x| [y] {z} </p> <",
     "-",
 )
@@ -182,6 +183,17 @@ def test_a_text_without_special_tokens_but_with_a_hiding_character_is_read_as_wr
     vlm = loaded("qwen")
     text = vlm.plain.hide([vlm.image_token])[0][0]
     assert vlm.tokenizer.decode(vlm.plain.encode(text)) == text
+
+
+def test_no_character_of_an_alias_hides_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of so few private characters, aliases drawn without regard to the hiding ones would have some of them."""
+    monkeypatch.setattr(plain_text, "PRIVATE_CODE_POINTS", range(0xF0100, 0xF0120))
+    for _ in range(20):
+        vlm = loaded("qwen")
+        made, plain = (ids(inputs_of_messages(vlm, user(vlm, text))) for text in (f"{vlm.image_token} x", "x"))
+        assert [each for each in made if each in vlm.tokenizer.added_tokens_decoder] == [
+            each for each in plain if each in vlm.tokenizer.added_tokens_decoder
+        ]
 
 
 def test_a_text_of_all_private_characters_is_refused() -> None:
