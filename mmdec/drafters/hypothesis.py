@@ -69,18 +69,20 @@ Item = TypeVar("Item", bound=Hashable)
 class Follower(Generic[Item]):
     """The place in another text at which a new text goes on, found by the new text's items (words, or tokens).
 
-    `EarlierText` does the same for an earlier version of the new text itself.
+    `TextCursor` does the same for an earlier version of the new text itself.
 
     Args:
         items: The other text.
-        places: Item -> its indices in `items`, ascending, or None to collect them.
+        occurrences: Item -> its indices in `items`, ascending, or None to collect them.
         position: Index of the item that is expected next.
     """
 
-    def __init__(self, items: Sequence[Item], places: dict[Item, list[int]] | None = None, position: int = 0) -> None:
+    def __init__(
+        self, items: Sequence[Item], occurrences: dict[Item, list[int]] | None = None, position: int = 0
+    ) -> None:
         self.items, self.position, self.missed = items, position, 0
         self.newest: list[Item] = []
-        self._positions = index_of(items) if places is None else places
+        self._occurrences = index_of(items) if occurrences is None else occurrences
 
     @property
     def expected(self) -> int:
@@ -105,7 +107,7 @@ class Follower(Generic[Item]):
 
     def place_of(self, item: Item) -> int | None:
         """Return the index after `item` if it is the new text's next item, or None if it is not found."""
-        other = Follower(self.items, self._positions, self.position)
+        other = Follower(self.items, self._occurrences, self.position)
         other.missed, other.newest = self.missed, self.newest
         other.add(item)
         return None if other.missed else other.position
@@ -123,8 +125,8 @@ class Follower(Generic[Item]):
             return best
         # the rarest of the newest items has the fewest places to compare
         offsets = range(min(FAR_MATCH, len(self.newest)))
-        offset = min(offsets, key=lambda back: len(self._positions.get(self.newest[-1 - back], ())))
-        places = self._positions.get(self.newest[-1 - offset], [])
+        offset = min(offsets, key=lambda back: len(self._occurrences.get(self.newest[-1 - back], ())))
+        places = self._occurrences.get(self.newest[-1 - offset], [])
         middle = bisect_left(places, expected - 1 - offset)
         nearest = places[max(middle - MAX_CANDIDATES // 2, 0) : middle + MAX_CANDIDATES // 2]
         equal = {index + 1 + offset: self._equal(index + 1 + offset) for index in nearest}
@@ -195,7 +197,7 @@ class Script:
         spans = word_spans(text)
         self.begins, self.ends = [begin for begin, _ in spans], [end for _, end in spans]
         self.keys = [word_key(text[begin:end]) for begin, end in spans]
-        self.places = index_of(self.keys)
+        self.occurrences = index_of(self.keys)
         self.has_case = text.lower() != text != text.upper()
         self.has_marks = any(mark_kind(self.gap(index)) for index in range(1, len(spans) + 1))
         self._starts_at = list(starts_at)
@@ -330,18 +332,18 @@ class HypothesisDrafter:
     Args:
         scripts: The text of each batch row, or one for all rows.
         token_text: The target's tokenizer.
-        places: For each script, the index of the word at which the first window begins.
+        begins: For each script, the index of the word at which the first window begins.
         source: Where the texts come from, for the drafter's name.
     """
 
     needs = Needs(may_stop_early=True, may_find_nothing=True, has_other_vocabulary=True)
 
     def __init__(
-        self, scripts: Sequence[Script], token_text: TokenText, places: Sequence[int] = (), source: str = "text"
+        self, scripts: Sequence[Script], token_text: TokenText, begins: Sequence[int] = (), source: str = "text"
     ) -> None:
         self.name = f"hypothesis({source})"
         self._scripts, self._tokens = list(scripts), token_text
-        self._begins = list(places) or [0] * len(scripts)
+        self._begins = list(begins) or [0] * len(scripts)
         self._forms = [dict(script.forms) for script in scripts]
         self._marks = [[list(row) for row in MARK_COUNTS] for _ in scripts]
         for script, marks in zip(scripts, self._marks, strict=True):
@@ -356,7 +358,7 @@ class HypothesisDrafter:
         texts = [row * len(self._scripts) // rows for row in range(rows)]
         return [
             HypothesisRow(
-                index, script := self._scripts[index], Follower(script.keys, script.places, self._begins[index])
+                index, script := self._scripts[index], Follower(script.keys, script.occurrences, self._begins[index])
             )
             for index in texts
         ]

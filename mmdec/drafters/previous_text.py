@@ -11,14 +11,14 @@ from typing import final
 from torch import Tensor
 
 from mmdec.core.tree import merge_chains, trees_from_lists
-from mmdec.drafters.earlier_text import EarlierText
+from mmdec.drafters.text_cursor import TextCursor
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 MAX_OLDER_TOKENS = 4  # maximum tokens of a branch that is copied from an older text
 
 
 @final
-class PreviousText:
+class PreviousTextDrafter:
     """A drafter that copies from earlier texts of the same audio window. It takes microseconds.
 
     The previous text is drafted as one long chain, which one pass of the target can confirm. If the new text differs,
@@ -41,10 +41,10 @@ class PreviousText:
     def check(self, target: Target) -> None:  # it fits every target
         pass
 
-    def start(self, context: Context) -> list[list[EarlierText]]:
-        return [[EarlierText(text) for text in self._texts] for _ in context.tokens]
+    def start(self, context: Context) -> list[list[TextCursor]]:
+        return [[TextCursor(text) for text in self._texts] for _ in context.tokens]
 
-    def propose(self, state: list[list[EarlierText]], roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, state: list[list[TextCursor]], roots: Tensor, plan: Plan) -> Draft:
         """Draft the rest of the previous text, and short branches of the older texts and of the expected end."""
         trees = list[tuple[list[int], list[int]]]()
         for last, *older in state:
@@ -52,11 +52,11 @@ class PreviousText:
             trees.append(merge_chains([last.rest(plan.depth), *branches, self._ending[: plan.depth]], plan.nodes))
         return trees_from_lists(roots, trees)
 
-    def update(self, state: list[list[EarlierText]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, state: list[list[TextCursor]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         for row, tokens in zip(state, verdict.new_tokens, strict=True):
             for token in tokens:
                 for text in row:
                     text.add(token)
 
-    def select(self, state: list[list[EarlierText]], live: Tensor) -> None:
+    def select(self, state: list[list[TextCursor]], live: Tensor) -> None:
         state[:] = [state[index] for index in live.tolist()]

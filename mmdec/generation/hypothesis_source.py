@@ -53,8 +53,8 @@ class Hypothesis(DrafterSource):
 
     def for_inputs(self, inputs: Sequence[DraftInput]) -> DrafterSource:
         scripts = [self._script(source) for source in inputs]
-        places = [script.place_at(source.start, source.total) for script, source in zip(scripts, inputs, strict=True)]
-        return _InputHypothesis(self, scripts, places)
+        begins = [script.place_at(source.start, source.total) for script, source in zip(scripts, inputs, strict=True)]
+        return _InputHypothesis(self, scripts, begins)
 
     def drafter_for(self, model: PreTrainedModel) -> HypothesisDrafter:
         return HypothesisDrafter(self.scripts or (Script(""),), self.token_text(model), source=self.source)
@@ -105,13 +105,13 @@ class _InputHypothesis(DrafterSource):
     Its drafter is the same for all windows of a recording.
     """
 
-    def __init__(self, hypothesis: Hypothesis, scripts: Sequence[Script], places: Sequence[int]) -> None:
-        self._hypothesis, self._scripts, self._places = hypothesis, scripts, places
+    def __init__(self, hypothesis: Hypothesis, scripts: Sequence[Script], begins: Sequence[int]) -> None:
+        self._hypothesis, self._scripts, self._begins = hypothesis, scripts, begins
         self._drafter: HypothesisDrafter | None = None
 
     def drafter_for(self, model: PreTrainedModel) -> HypothesisDrafter:
         if self._drafter is None:
             self._drafter = HypothesisDrafter(
-                self._scripts, self._hypothesis.token_text(model), self._places, self._hypothesis.source
+                self._scripts, self._hypothesis.token_text(model), self._begins, self._hypothesis.source
             )
         return self._drafter

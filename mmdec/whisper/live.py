@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from mmdec.checks.arguments import check_choice, format_value, suggesting_options
-from mmdec.drafters.previous_text import PreviousText
+from mmdec.drafters.previous_text import PreviousTextDrafter
 from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE, Mixer, check_rate
 from mmdec.io.audio.pipe import SAMPLE_BYTES, decode_samples
@@ -322,7 +322,7 @@ class LiveTranscriber:
         """
         if self._texts and self._texts[0] and self._drafts:
             last, *older = self._texts
-            drafter = PreviousText(last, older, self._ending(window, request, last[-1]))
+            drafter = PreviousTextDrafter(last, older, self._ending(window, request, last[-1]))
             request = replace(request, speculation=request.speculation.with_drafter(drafter, MAX_DRAFT_CHAIN))
         request.check(window.samples)
         with with_threads(self._threads, request.whisper.model):

@@ -127,7 +127,7 @@ def test_a_window_drafts_nothing_of_the_one_before(tiny: LoadedWhisper, monkeypa
     def refuse(tokens: Sequence[int]) -> None:
         raise AssertionError(f"{len(tokens)} tokens of another window are drafted")
 
-    monkeypatch.setattr(live, "PreviousText", refuse)
+    monkeypatch.setattr(live, "PreviousTextDrafter", refuse)
     updates = listen(tiny, TALK, every=None, drafter="recycling")
     assert len(updates) == 3
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmdec.checks.arguments import check_methods, did_you_mean, format_value
 from mmdec.core.tree import chain_drafts, int_rows
-from mmdec.drafters.earlier_text import EarlierText
+from mmdec.drafters.text_cursor import TextCursor
 from mmdec.drafters.registry import DRAFTER_METHODS, check_drafter, drafter_names, make_drafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Drafter, Plan, Scores, Target, Verdict
@@ -85,7 +85,7 @@ class StagedRow:
     def __init__(self, drafter: InnerDrafter, state: Any, model: Target) -> None:
         self.chain: list[int] = []  # the small model's greedy tokens after the accepted text
         self._drafter, self._state, self._model = drafter, state, model
-        self._last_chain = EarlierText(())  # the part of the last round's chain that the target did not accept
+        self._last_chain = TextCursor(())  # the part of the last round's chain that the target did not accept
 
     def guess(self, root: int, length: int) -> list[int]:
         """Guess at most `length` tokens that the small model will append to the chain.
@@ -144,7 +144,7 @@ class StagedRow:
             common += 1
         self._drafter.rewrite(self._state, [len(chain) - common], [tokens[common:]])
         if chain:
-            self._last_chain = EarlierText(chain[common:])
+            self._last_chain = TextCursor(chain[common:])
             tokens = tokens[common:]
         for token in tokens:
             self._last_chain.add(token)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import mmdec
 from mmdec.core.tree import chain_drafts
-from mmdec.drafters.earlier_text import MAX_GUESSED_TOKENS
-from mmdec.drafters.previous_text import MAX_OLDER_TOKENS, PreviousText
+from mmdec.drafters.text_cursor import MAX_GUESSED_TOKENS
+from mmdec.drafters.previous_text import MAX_OLDER_TOKENS, PreviousTextDrafter
 from mmdec.types import Context, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
@@ -26,7 +26,7 @@ class Run:
     """A run of one row, fed by hand."""
 
     def __init__(self, tokens: list[int], *others: Any) -> None:
-        self.drafter, one = PreviousText(tokens, *others), torch.ones(1, 1, dtype=torch.long)
+        self.drafter, one = PreviousTextDrafter(tokens, *others), torch.ones(1, 1, dtype=torch.long)
         self.state = self.drafter.start(Context(one, one.bool(), one[None], one[0]))
 
     def told(self, *tokens: int) -> Run:
@@ -84,7 +84,7 @@ def test_a_branch_that_begins_as_another_shares_its_nodes() -> None:
 
 
 def test_finished_rows_do_not_move_the_others() -> None:
-    drafter = PreviousText(OLD)
+    drafter = PreviousTextDrafter(OLD)
     ones = torch.ones(2, 1, dtype=torch.long)
     state = drafter.start(Context(ones, ones.bool(), ones[None], ones[:, 0]))
     tokens = torch.tensor([[5, 6, -1], [5, 6, 7]])
@@ -120,7 +120,7 @@ def test_previous_texts_do_not_change_the_text(
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, len(tokens)))
         tokens[at : at + data.draw(st.integers(0, 2))] = data.draw(st.lists(st.integers(0, 300), max_size=2))
-    drafter = PreviousText(tokens, wanted, wanted[0][-1:])
+    drafter = PreviousTextDrafter(tokens, wanted, wanted[0][-1:])
     found = transcribe(whisper, sounds, drafter, num_speculative_tokens=31, **options)
     assert [transcript.tokens for transcript in found] == wanted
 
@@ -131,6 +131,6 @@ def transcribe(whisper: LoadedWhisper, sounds: Any, drafter: Any, **options: Any
 
 def test_an_unchanged_text_costs_a_pass_or_two(whisper: LoadedWhisper) -> None:
     (cold,) = transcribe(whisper, [buzz(0.7)], None)
-    (again,) = transcribe(whisper, [buzz(0.7)], PreviousText(cold.tokens), num_speculative_tokens=31)
+    (again,) = transcribe(whisper, [buzz(0.7)], PreviousTextDrafter(cold.tokens), num_speculative_tokens=31)
     assert again.tokens == cold.tokens
     assert again.rounds <= 2 < cold.rounds

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import final
 
 MAX_MATCH = 4  # at most this many of the newest tokens are compared to find where the earlier text continues
-MAX_GUESSED_TOKENS = 6  # maximum tokens copied from a guessed place (`EarlierText.is_match` is False)
+MAX_GUESSED_TOKENS = 6  # maximum tokens copied from a guessed place (`TextCursor.is_match` is False)
 
 
 @final
-class EarlierText:
+class TextCursor:
     """An earlier text, and the place in it from which the new text is expected to continue.
 
     Args:
