@@ -28,11 +28,11 @@ from mmdec.bench.pairing import PairedTiming, prepare_device, quartiles, time_pa
 from mmdec.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.core.timing import Stopwatch
 from mmdec.daspeech.ar_decoder import ArDecoder
-from mmdec.daspeech.dag_decoder import BOS, EOS
 from mmdec.daspeech.model import EncodedSpeech
 from mmdec.daspeech.options import DEFAULT_TRANSLATOR
 from mmdec.daspeech.translate import Translation, load_translator, translate_speech
 from mmdec.daspeech.translator import SpeechTranslator
+from mmdec.daspeech.units import BOS, EOS
 from mmdec.errors import InputError, MmdecError
 from mmdec.evaluation.harness import Log, describe_measurement, no_log
 from mmdec.evaluation.judge import Judge

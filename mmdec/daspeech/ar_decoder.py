@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, padding_mask
+from mmdec.daspeech.dag_decoder import padding_mask
+from mmdec.daspeech.units import BOS, EOS, PAD
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.transformer import DecoderLayer, PooledDropout, sinusoids
 

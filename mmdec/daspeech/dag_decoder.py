@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmdec.daspeech.units import BOS, EOS, NUM_SPECIAL_UNITS, UNK
 from mmdec.kernels import onednn
 from mmdec.kernels.dag import (
     PosteriorVariant,
@@ -32,8 +33,6 @@ from mmdec.kernels.dag_beam import TokenNGram, beam_path
 from mmdec.kernels.dag_decode import LatticePath, LatticeStrategy, decode_lattice
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.transformer import DecoderLayer, PooledDropout, RowsLinear, sinusoids
-
-BOS, PAD, EOS, UNK = 0, 1, 2, 3  # ids of <s>, <pad>, </s> and <unk>, the first four units of every vocabulary
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Lattice:
             B * count paths; the paths of one row follow each other.
         """
         return beam_path(
-            self.emissions, self.links, self.lengths, ngram, count=count, collapse=collapse, specials=UNK + 1
+            self.emissions, self.links, self.lengths, ngram, count=count, collapse=collapse, specials=NUM_SPECIAL_UNITS
         )
 
     def matches(self, units: Tensor) -> Tensor:

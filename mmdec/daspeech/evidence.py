@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmdec.daspeech.dag_decoder import BOS
 from mmdec.daspeech.model import EncodedSpeech
-from mmdec.daspeech.target import EOS, PAD
+from mmdec.daspeech.units import BOS, EOS, PAD
 from mmdec.tasks.confidence import UNCERTAINTY_OFFSET, token_evidence
 
 EvidenceRows = list[dict[str, float]]

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmdec.daspeech.checkpoint import DASpeechParts
 from mmdec.daspeech.model import EncodedSpeech
 from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts
-from mmdec.daspeech.target import EOS
+from mmdec.daspeech.units import EOS
 from mmdec.io import audio
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmdec.core.timing import Stopwatch
-from mmdec.daspeech.target import EOS, NUM_SPECIAL_UNITS, PAD
+from mmdec.daspeech.units import EOS, NUM_SPECIAL_UNITS, PAD
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from mmdec.daspeech.acoustic import FastSpeech2, FastSpeech2Config
 from mmdec.daspeech.ctc_beam import decode_pieces
-from mmdec.daspeech.dag_decoder import EOS, PAD, DagDecoder, Lattice
+from mmdec.daspeech.dag_decoder import DagDecoder, Lattice
 from mmdec.daspeech.model import EncodedSpeech
 from mmdec.daspeech.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
+from mmdec.daspeech.units import EOS, PAD
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig, CtcTranscripts, best_pieces
 from mmdec.errors import InputError
 from mmdec.phonetics.piece_ngram import PieceNGram

@@ -11,15 +11,11 @@ from torch import Tensor
 
 from mmdec.core.tree import root_only
 from mmdec.daspeech.ar_decoder import ArCache, ArDecoder
-from mmdec.daspeech.dag_decoder import BOS as BOS  # special tokens, re-exported for other modules
-from mmdec.daspeech.dag_decoder import EOS as EOS
-from mmdec.daspeech.dag_decoder import PAD as PAD
+from mmdec.daspeech.units import BOS
 from mmdec.errors import InputError
 from mmdec.kernels.kv_gather import kv_gather
 from mmdec.targets.kv_cache import RowLayout
 from mmdec.types import Context, Draft, EncoderContext, Needs, PrefillOutput, Scores, Verdict
-
-NUM_SPECIAL_UNITS = 4  # the first four units of every vocabulary are special: <s> <pad> </s> <unk>
 
 
 @dataclass

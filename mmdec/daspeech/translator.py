@@ -25,7 +25,7 @@ from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import MatchRule
 from mmdec.daspeech.ar_decoder import rows_of_steps
 from mmdec.daspeech.checkpoint import DASpeechParts, save_parts
-from mmdec.daspeech.dag_decoder import BOS, Lattice
+from mmdec.daspeech.dag_decoder import Lattice
 from mmdec.daspeech.dag_drafter import DagDrafter
 from mmdec.daspeech.evidence import (
     EvidenceRows,
@@ -41,7 +41,8 @@ from mmdec.daspeech.model import EncodedSpeech
 from mmdec.daspeech.options import AUTOREGRESSIVE_OUTPUT, GRAPH_STRATEGIES, STRATEGIES, STRATEGIES_WITH_AR_DECODER
 from mmdec.daspeech.passes import OnPass, PassListener
 from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts
-from mmdec.daspeech.target import EOS, NUM_SPECIAL_UNITS, PAD, UnitTarget
+from mmdec.daspeech.target import UnitTarget
+from mmdec.daspeech.units import BOS, EOS, NUM_SPECIAL_UNITS, PAD
 from mmdec.errors import InputError
 from mmdec.generation.model_lock import reading
 from mmdec.hub.publish import push_folder

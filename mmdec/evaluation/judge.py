@@ -20,8 +20,8 @@ import torch
 from mmdec.core.timing import Stopwatch
 from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts
 from mmdec.daspeech.piece_reader import unit_limits
-from mmdec.daspeech.target import NUM_SPECIAL_UNITS
 from mmdec.daspeech.translator import SpeechTranslator
+from mmdec.daspeech.units import NUM_SPECIAL_UNITS
 from mmdec.errors import InputError
 from mmdec.io.audio import HOP, SAMPLE_RATE
 from mmdec.whisper.checkpoint import load_whisper

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdec.daspeech.dag_decoder import BOS, EOS
 from mmdec.daspeech.evidence import autoregressive_evidence, score_texts
 from mmdec.daspeech.options import STRATEGIES
 from mmdec.daspeech.translator import RERANKED_TEXTS, SpeechTranslator
+from mmdec.daspeech.units import BOS, EOS
 from tests.conftest import buzz
 from tests.support.grid import slow_but
 from tests.support.tiny_piece_translator import parts

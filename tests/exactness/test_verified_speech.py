@@ -14,9 +14,9 @@ from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.daspeech.ar_decoder import ArConfig, ArDecoder
-from mmdec.daspeech.dag_decoder import EOS, PAD
 from mmdec.daspeech.dag_drafter import DagDrafter
 from mmdec.daspeech.target import UnitTarget
+from mmdec.daspeech.units import EOS, PAD
 from mmdec.errors import InputError
 from mmdec.types import Context, Plan
 from tests.support.grid import slow_but

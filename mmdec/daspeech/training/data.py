@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmdec.checks.files import atomic_file, quote_path, write_atomically
 from mmdec.daspeech.acoustic import AcousticBatch
-from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, UNK
 from mmdec.daspeech.training.acoustic import EnglishSpeech, acoustic_batch
+from mmdec.daspeech.units import BOS, EOS, PAD, UNK
 from mmdec.errors import MmdecError
 from mmdec.io import audio
 from mmdec.phonetics.lexicon import PAUSE_PHONE

@@ -20,10 +20,11 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from mmdec.checks.weights import read_weights
-from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, DagDecoder, Lattice
+from mmdec.daspeech.dag_decoder import DagDecoder, Lattice
 from mmdec.daspeech.model import DASpeech, DASpeechConfig, SpeechToUnits
 from mmdec.daspeech.training.acoustic import distributed_loss
 from mmdec.daspeech.training.data import SpeechBatch, SpeechTranslationData
+from mmdec.daspeech.units import BOS, EOS, PAD
 from mmdec.errors import InputError
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.int8 import unpack_rows

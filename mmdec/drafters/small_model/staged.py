@@ -19,8 +19,8 @@ from torch import Tensor
 
 from mmdec.checks.arguments import check_methods, did_you_mean, format_value
 from mmdec.core.tree import chain_drafts, int_rows
-from mmdec.drafters.text_cursor import TextCursor
 from mmdec.drafters.registry import DRAFTER_METHODS, check_drafter, drafter_names, make_drafter
+from mmdec.drafters.text_cursor import TextCursor
 from mmdec.errors import InputError
 from mmdec.types import Context, Drafter, Plan, Scores, Target, Verdict
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mmdec.daspeech.ar_decoder import ArConfig, ArDecoder
-from mmdec.daspeech.dag_decoder import BOS, EOS, PAD
+from mmdec.daspeech.units import BOS, EOS, PAD
 
 UNITS, MEMORY = 6, 24
 LENGTHS = torch.tensor([7, 3, 5])

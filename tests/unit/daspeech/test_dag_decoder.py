@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmdec.daspeech.dag_decoder import BOS, EOS, UNK, DagConfig, DagDecoder, Lattice, graph_sizes
+from mmdec.daspeech.dag_decoder import DagConfig, DagDecoder, Lattice, graph_sizes
 from mmdec.daspeech.model import DASpeech, DASpeechConfig, SpeechToUnits
+from mmdec.daspeech.units import BOS, EOS, UNK
 from mmdec.daspeech.vocoder import Vocoder
 from mmdec.training.corpora.cvss import SPECIALS
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from mmdec.daspeech import ar_decoder
 from mmdec.daspeech.ar_decoder import ArCache, ArConfig, ArDecoder
 from mmdec.daspeech.passes import Pass, PassListener
-from mmdec.daspeech.target import EOS, PAD
+from mmdec.daspeech.units import EOS, PAD
 
 UNITS = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c"]
 

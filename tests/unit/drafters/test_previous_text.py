@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import mmdec
 from mmdec.core.tree import chain_drafts
-from mmdec.drafters.text_cursor import MAX_GUESSED_TOKENS
 from mmdec.drafters.previous_text import MAX_OLDER_TOKENS, PreviousTextDrafter
+from mmdec.drafters.text_cursor import MAX_GUESSED_TOKENS
 from mmdec.types import Context, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from mmdec import cli
 from mmdec.daspeech.piece_reader import unit_limits
-from mmdec.daspeech.target import NUM_SPECIAL_UNITS
 from mmdec.daspeech.translate import load_translator
 from mmdec.daspeech.translator import SpeechTranslator
+from mmdec.daspeech.units import NUM_SPECIAL_UNITS
 from mmdec.errors import InputError
 from mmdec.evaluation import judge as judge_transcription
 from mmdec.evaluation.judge import Cascade, Judge, comparison_systems, speak, translate_text

@@ -171,7 +171,7 @@ def test_a_recording_without_units_is_refused(tiny_model: Path) -> None:
 
     import torch
 
-    from mmdec.daspeech.target import NUM_SPECIAL_UNITS
+    from mmdec.daspeech.units import NUM_SPECIAL_UNITS
 
     loaded = mmdec.load(tiny_model, "cpu")
     silenced = copy.deepcopy(loaded)

@@ -11,7 +11,6 @@ import soundfile
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
-from mmdec.daspeech.dag_decoder import BOS, UNK
 from mmdec.daspeech.model import DASpeechConfig
 from mmdec.daspeech.training import data as data_module
 from mmdec.daspeech.training.data import (
@@ -23,6 +22,7 @@ from mmdec.daspeech.training.data import (
     collate,
     draw_batches,
 )
+from mmdec.daspeech.units import BOS, UNK
 from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.training.corpora.cvss import read_pairs, unify_targets, vocabulary

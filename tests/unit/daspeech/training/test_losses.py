@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmdec.daspeech.acoustic import AcousticBatch
-from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, DagConfig, DagDecoder, Lattice
+from mmdec.daspeech.dag_decoder import DagConfig, DagDecoder, Lattice
 from mmdec.daspeech.model import DASpeech
 from mmdec.daspeech.training.data import SpeechBatch
 from mmdec.daspeech.training.module import DASpeechModule, autoregressive_loss, ctc_loss, glance, glat_ratio, graph_loss
+from mmdec.daspeech.units import BOS, EOS, PAD
 from mmdec.errors import InputError
 from mmdec.kernels.dag import dag_best_alignment
 from mmdec.training.metrics.text import phone_distance

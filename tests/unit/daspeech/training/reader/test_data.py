@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmdec.daspeech.dag_decoder import BOS, EOS, PAD
 from mmdec.daspeech.training.reader.data import PairData
+from mmdec.daspeech.units import BOS, EOS, PAD
 from mmdec.errors import InputError
 from mmdec.phonetics.pieces import normalise_for_speech
 from tests.support.tiny_sentences import write_pairs
