@@ -66,7 +66,8 @@ def load(
             f"`vocoder` must be left out, because '{os.fspath(model)}' is {system!r}, which does not speak."
         )
     from mmdec.pretrained.audio_lm import audio_family
-    from mmdec.whisper.transcribe import WHISPER_KIND, load_transcriber
+    from mmdec.whisper.checkpoint import WHISPER_KIND
+    from mmdec.whisper.transcribe import load_transcriber
 
     if system == WHISPER_KIND or audio_family(directory):
         return load_transcriber(model, device, dtype)

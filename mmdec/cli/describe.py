@@ -15,7 +15,7 @@ from mmdec import InputError, MmdecError
 from mmdec.checks.files import failure_message, json_text, printable
 from mmdec.cli.compare import Compare, Comparer
 from mmdec.cli.inputs import IMAGE_FILES, combine_files, input_files, output_paths, try_write
-from mmdec.cli.job_options import JobOptions, Work
+from mmdec.cli.job_options import JobOptions
 from mmdec.cli.options import (
     VLM_MODEL,
     Device,
@@ -28,7 +28,7 @@ from mmdec.cli.options import (
 )
 from mmdec.cli.outcomes import Outcomes, decode_all, print_note
 from mmdec.cli.progress import progress_bar, show_loading
-from mmdec.jobs.many import decode_each
+from mmdec.jobs.many import Work, decode_each
 from mmdec.vision.options import DescribeOptions
 
 if TYPE_CHECKING:

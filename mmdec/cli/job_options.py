@@ -21,8 +21,6 @@ from mmdec.cli.progress import progress_bar
 from mmdec.jobs.manifest import SUFFIXES, Row, is_manifest, read_manifest
 from mmdec.jobs.many import ARGUMENT_COLUMNS, Work, run_locally
 
-__all__ = ["JobOptions", "Work"]
-
 PANEL = "Many inputs: a list (.tsv, .jsonl, .parquet) as the only input, --shard or --engine"
 Shard = Annotated[
     str | None,

@@ -16,7 +16,7 @@ from mmdec import InputError
 from mmdec.checks.files import json_text, printable, quote_path
 from mmdec.cli.compare import Compare, Comparer
 from mmdec.cli.inputs import AUDIO_FILES, input_files, output_paths, try_write
-from mmdec.cli.job_options import JobOptions, Work
+from mmdec.cli.job_options import JobOptions
 from mmdec.cli.options import (
     STDOUT,
     WHISPER_MODEL,
@@ -32,7 +32,7 @@ from mmdec.cli.options import (
 )
 from mmdec.cli.outcomes import Outcomes, decode_all, print_note
 from mmdec.cli.progress import progress_bar, show_loading
-from mmdec.jobs.many import MAX_BYTES_PER_CALL, decode_each, divide_by_bytes
+from mmdec.jobs.many import MAX_BYTES_PER_CALL, Work, decode_each, divide_by_bytes
 from mmdec.whisper.options import OnTranscript, TranscribeOptions
 from mmdec.whisper.transcript import SUBTITLE_FORMATS, TRANSCRIPT_FORMATS, format_clock, srt, vtt
 

@@ -14,7 +14,7 @@ import typer
 
 from mmdec.checks.files import failure_message, json_text, printable
 from mmdec.cli.inputs import AUDIO_FILES, InputFile, input_files, output_paths, write_error
-from mmdec.cli.job_options import JobOptions, Work
+from mmdec.cli.job_options import JobOptions
 from mmdec.cli.options import (
     SPEECH_MODEL,
     Device,
@@ -28,6 +28,7 @@ from mmdec.cli.options import (
 from mmdec.cli.outcomes import Outcomes, print_note
 from mmdec.cli.progress import progress_bar, show_loading
 from mmdec.daspeech.options import TranslateOptions
+from mmdec.jobs.many import Work
 
 if TYPE_CHECKING:
     from mmdec import Translation

@@ -50,8 +50,7 @@ from mmdec.hub.find import HUB_FILES, HUB_ID, download, find_model, model_kind, 
 from mmdec.hub.provenance import CARD, command_record, portable
 from mmdec.hub.publish import PROVENANCE, atomic_folder, check_replaceable, copy_texts, keep_card, same_weights
 from mmdec.tasks.confidence import CONFIDENCE_FILE
-from mmdec.whisper.checkpoint import WHISPER_KIND as WHISPER_KIND
-from mmdec.whisper.checkpoint import load_whisper_encoder
+from mmdec.whisper.checkpoint import WHISPER_KIND, load_whisper_encoder
 from mmdec.whisper.unpadded_encoder import UnpaddedEncoder
 
 ENCODER_KINDS = (WHISPER_KIND, DASPEECH_KIND)  # values of `kind` for the models that `load_encoder` accepts

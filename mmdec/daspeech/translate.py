@@ -29,8 +29,6 @@ from mmdec.tasks.loading import check_placement
 from mmdec.tasks.options import with_options_of
 from mmdec.tasks.threads import with_threads
 
-__all__ = ["TranslateOptions", "Translation", "translate_speech"]
-
 PAUSE_SECONDS = 0.3  # seconds of silence that are put between two translated segments of a recording
 
 

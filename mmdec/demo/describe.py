@@ -26,10 +26,11 @@ from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, samp
 from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
 from mmdec.io.images import read_image, to_pil
 from mmdec.pretrained import DEFAULT_VLM
+from mmdec.pretrained.vlm import load_vlm
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.types import Round
 from mmdec.vision.answer import Description
-from mmdec.vision.describe import available_drafters, describe, load_vlm
+from mmdec.vision.describe import available_drafters, describe
 
 DRAFT = (24, 5)  # nodes and depth of each drafted tree: fixed, because a learned size would change between calls
 MAX_NEW_TOKENS = 200

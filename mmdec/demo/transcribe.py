@@ -33,11 +33,12 @@ from mmdec.demo.layout import (
     status_line,
 )
 from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
+from mmdec.drafters.built_in import AUTO
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.types import Round
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
-from mmdec.whisper.transcribe import AUTO, load_transcriber, transcribe
+from mmdec.whisper.transcribe import load_transcriber, transcribe
 from mmdec.whisper.transcript import Transcript
 
 DRAFT = (24, 6)  # nodes and depth of each drafted tree: fixed, because a learned size would change between calls

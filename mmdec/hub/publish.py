@@ -24,8 +24,7 @@ from torch import Tensor
 
 from mmdec.checks.weights import WEIGHTS_FILE, lies_inside
 from mmdec.errors import InputError
-from mmdec.hub.provenance import CARD as CARD  # the model card's file name
-from mmdec.hub.provenance import command_record, portable, weight_hashes
+from mmdec.hub.provenance import CARD, command_record, portable, weight_hashes
 
 PROVENANCE = "provenance.json"
 MAX_TEXT_BYTES = 2**20  # maximum bytes of a text file that is copied to a new version of a folder

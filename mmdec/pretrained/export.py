@@ -31,7 +31,8 @@ from mmdec.drafters.networks.draft_network import DraftNetwork
 from mmdec.drafters.networks.export import Exported, ExportTarget, Layout
 from mmdec.errors import InputError
 from mmdec.hub.find import HUB_ID, drafter_by_name, find_model, shipped_names
-from mmdec.hub.publish import CARD, atomic_folder, new_folder
+from mmdec.hub.provenance import CARD
+from mmdec.hub.publish import atomic_folder, new_folder
 from mmdec.pretrained.drafters import CONFIG_FILE, read_network
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)

@@ -50,8 +50,6 @@ from mmdec.vision.questions import (
     user_message,
 )
 
-__all__ = ["DescribeOptions", "available_drafters", "describe", "load_vlm"]
-
 NETWORK = ArgumentKind(PreTrainedModel, "a loaded model of transformers", "AutoModelForImageTextToText")
 
 

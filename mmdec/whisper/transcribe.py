@@ -38,8 +38,6 @@ from mmdec.whisper.recordings import transcribe_recordings
 from mmdec.whisper.request import TranscriptionRequest
 from mmdec.whisper.transcript import Transcript
 
-__all__ = ["AUTO", "WHISPER_KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
-
 LoadedTranscriber = LoadedWhisper | LoadedAudioLm  # public name in `mmdec.load`
 
 GENERATION_CLASS_SUFFIX = "ForConditionalGeneration"  # ending of the class names of models that generate
