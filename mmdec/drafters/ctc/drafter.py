@@ -514,7 +514,8 @@ class CtcByLanguage:
         prompts = context.tokens.tolist()
         chosen = [next((head for head in self.heads if head.drafts_for(row)), None) for row in prompts]
         rows_of_heads = [
-            head.begin(context, [at for at, one in enumerate(chosen) if one is head]) for head in self.heads
+            head.begin(context, [row for row, candidate in enumerate(chosen) if candidate is head])
+            for head in self.heads
         ]
         return CtcState([rows_of_heads[self.heads.index(head) if head else 0][at] for at, head in enumerate(chosen)])
 

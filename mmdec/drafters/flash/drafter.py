@@ -47,33 +47,33 @@ class Flash:
     def __init__(
         self, network: FlashNetwork, embedding: nn.Module, output: nn.Linear, width: int = DEFAULT_TREE_WIDTH
     ) -> None:
-        self._columns = NetworkDrafter(network, embedding, output, width)
+        self._base = NetworkDrafter(network, embedding, output, width)
         self.network: FlashNetwork = network
-        self.embedding, self.width, self.needs = embedding, width, self._columns.needs
+        self.embedding, self.width, self.needs = embedding, width, self._base.needs
         self.tree = cast(FlashConfig, network.config).tree  # whether to draft trees, else chains
 
     @property
     def name(self) -> str:
         """A name made of the network's `system`, the width, a hash of the weights, and "chain" or "tree"."""
-        return f"{self._columns.name}-{'tree' if self.tree else 'chain'}"
+        return f"{self._base.name}-{'tree' if self.tree else 'chain'}"
 
     def check(self, target: Target) -> None:
         """Raise InputError if the network was made for another model, or has another device or dtype."""
-        self._columns.check(target)
+        self._base.check(target)
 
     def start(self, context: Context) -> DraftState:
         """Return the drafter's state for one `generate` call; no network is run yet.
 
         In a chat, the state of the previous turn is continued if it ends where the new tokens begin.
         """
-        return self._columns.start(context)
+        return self._base.start(context)
 
     def update(self, state: DraftState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens and the target's features. They are processed before the next draft."""
-        self._columns.update(state, draft, scores, verdict)
+        self._base.update(state, draft, scores, verdict)
 
     def select(self, state: DraftState, live: Tensor) -> None:
-        self._columns.select(state, live)
+        self._base.select(state, live)
 
     def propose(self, state: DraftState, roots: Tensor, plan: Plan) -> Draft:
         """Draft after each batch row's last token.
@@ -89,18 +89,18 @@ class Flash:
         else:
             plan = replace(plan, depth=min(plan.depth, self.network.slots))
         if chain and plan.warp is None and len(roots) == 1:
-            waiting = self._columns.catch_up(state)
+            waiting = self._base.catch_up(state)
             if not state.step_requested:
                 state.step_requested = True
-                state.step = SlotStep.for_network(self.network, state.packed, self.embedding, self._columns.output)
+                state.step = SlotStep.for_network(self.network, state.packed, self.embedding, self._base.output)
             step = state.step
             if isinstance(step, SlotStep) and step.can_read(waiting.features):
                 with ignore_overflow():
                     blocks = SlotChain(step, state, waiting, depth)
                     return draft_chain(step, roots, blocks.first, depth, plan.threshold, blocks.advance)
-            last = self._columns.root_state(state, waiting)
+            last = self._base.root_state(state, waiting)
         else:
-            last = self._columns.process_pending(state)
+            last = self._base.process_pending(state)
         slots = SlotLevels(self, state, last, plan.depth)
         if plan.warp is not None:
             return slots.sampled_tree(roots, slots.first, plan)
@@ -114,7 +114,7 @@ class Flash:
         Returns:
             Logits (..., V).
         """
-        return self._columns.logits(hidden)
+        return self._base.logits(hidden)
 
 
 class SlotLevels(Levels):
