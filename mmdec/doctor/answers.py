@@ -109,11 +109,11 @@ def answer_prompt(
     return TargetAnswer(answer, context, inputs)
 
 
-def decoding_rounds(model: PreTrainedModel, drafter: Drafter, text: TargetAnswer, nodes: int, depth: int) -> int:
-    """Decode an answer again with drafts of at most `nodes` tokens and `depth`, and return how many rounds it took."""
+def tokens_of_rounds(model: PreTrainedModel, drafter: Drafter, text: TargetAnswer, nodes: int, depth: int) -> list[int]:
+    """Decode an answer again with drafts of at most `nodes` tokens and `depth`, and count the tokens of each round."""
     options = {"max_new_tokens": len(text.answer), **_greedy(model)}
     again = generate(model, text.inputs, drafter, num_speculative_tokens=(nodes, depth), **options)
-    return len(again.rounds) - 1  # the first is the pass over the prompt
+    return [len(round_.tokens[0]) for round_ in again.rounds[1:]]  # the first is the pass over the prompt
 
 
 def _greedy(model: Any) -> dict[str, Any]:

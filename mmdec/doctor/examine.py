@@ -7,7 +7,8 @@ change that clearly raises the share is a finding. It is kept in the search for 
 
 A gain is the mean difference over the positions of the texts. Its interval is that of a ratio of sums over texts (over
 blocks of `POSITIONS_PER_BLOCK` positions if there are few texts), with Student's t. A finding gains at least
-`MIN_GAIN`, and its interval, at 95 % for all tried variants together (Bonferroni), lies above zero.
+`MIN_GAIN`, and its interval lies above zero: at 95 % for all variants of one search together (Bonferroni), at 99 % for
+the chat template and the LM head.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import NormalDist
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,10 +32,10 @@ from mmdec.doctor.answers import (
     TargetAnswer,
     answer_prompt,
     chain_rounds,
-    decoding_rounds,
     has_template,
     make_inputs,
     right_tokens,
+    tokens_of_rounds,
 )
 from mmdec.doctor.conventions import CheckpointFolder, Remedy, Variant, variants
 from mmdec.drafters.networks.draft_network import DraftNetwork
@@ -52,13 +52,14 @@ from mmdec.types import Drafter, Needs
 MAX_ANSWER_TOKENS = 128  # the most tokens of an answer
 CHAIN_LENGTHS = range(1, 8)  # lengths of the chains to measure
 TREE_SIZES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
-MIN_GAIN, MAX_FINDINGS = 0.01, 4  # of reported changes: minimum rise of the share of accepted tokens; maximum number
+MIN_GAIN = 0.01  # minimum rise of the share of accepted tokens of a reported change
+MAX_CHANGES = 4  # maximum number of a network's settings that are changed, one after another
 MIN_INDEPENDENT_TEXTS = 10  # fewer texts are cut into blocks
 POSITIONS_PER_BLOCK = 32
 MAX_TEMPLATE_PAIRS = 16  # maximum number of prompts that are answered twice, with and without the chat template
 TEMPLATE_CONVENTION = "chat template"
 CONFIDENCE_BINS = 5  # bins of the target's confidence; different texts are compared at positions in the same bin
-ASSESSED_OFF, ASSESSED_WORSE, NO_EFFECT = "off", "worse", "no measurable effect"
+Assessment = Literal["off", "worse", "no measurable effect"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Trial:
     before: Share  # share of these drafted tokens that are accepted with the folder's value
     after: Share  # the same share with the value that was tried
     gain: Share  # `after` minus `before`
-    assessment: str
+    assessment: Assessment
     remedy: Remedy = field(default_factory=Remedy)
 
 
@@ -165,7 +166,7 @@ def examine(
     run = _network_run(loaded, model.model)
     layers = {-1}
     if run is not None:
-        columns = len(prompts) * (make_inputs(model, prompts[0], template)["input_ids"].shape[1] + tokens)
+        columns = sum(make_inputs(model, prompt, template)["input_ids"].shape[1] + tokens for prompt in prompts)
         layers |= _layers_to_record(run, folder, model.model, columns)
     needs = Needs(layers=tuple(sorted(layers)), embeds=True)
 
@@ -245,7 +246,7 @@ class _Conventions:
     """What was found about the settings with which a network is run."""
 
     findings: list[Trial] = field(default_factory=list[Trial])
-    others: list[Trial] = field(default_factory=list[Trial])  # changes that were tried and do not help
+    others: list[Trial] = field(default_factory=list[Trial])  # other changes that were tried, on top of those
     changed: NetworkRun | None = None  # the network with the changes of the findings; None: nothing is changed
     notes: list[str] = field(default_factory=list[str])
 
@@ -281,7 +282,7 @@ def _examine_conventions(
         notes.append(searches.LAYERS_NOT_SEARCHED)
     if pairs:
         trial = _try_template(better, pairs)
-        if trial.assessment == ASSESSED_OFF:
+        if trial.assessment == "off":
             findings.append(trial)
         else:
             others.append(trial)
@@ -306,7 +307,7 @@ def _try_template(run: NetworkRun, pairs: Sequence[tuple[TargetAnswer, TargetAns
     text, other = pairs[0]
     if text.prompt > other.prompt:  # the template makes a prompt longer
         now, tried = "applied", "left out"
-        remedy = "It drafts better for prompts without the chat template, so it was trained on such: train it on chats."
+        remedy = "It was probably trained without the chat template. Train it on chats."
     else:
         now, tried = "left out", "applied"
         remedy = "Give prompts through the chat template (`apply_chat_template`, a server's chat endpoint)."
@@ -335,7 +336,7 @@ def _rounds(
     positions = sum(text.positions for text in texts)
 
     def decoded(nodes: int, depth: int) -> TokensPerRound:
-        count = sum(decoding_rounds(model, drafter, text, nodes, depth) for text in texts)
+        count = sum(len(tokens_of_rounds(model, drafter, text, nodes, depth)) for text in texts)
         return TokensPerRound(nodes, depth, positions / count)
 
     trees = [decoded(nodes, depth) for nodes, depth in TREE_SIZES]
@@ -351,10 +352,7 @@ def _rounds(
 
 def _hits(model: PreTrainedModel, drafter: Drafter, texts: Sequence[TargetAnswer]) -> list[np.ndarray]:
     """Return for each text (n,): for each of n rounds that draft one token, 1 if it was accepted, else 0."""
-    rounds = [decoding_rounds(model, drafter, text, 1, 1) for text in texts]
-    return [
-        (np.arange(count) < text.positions - count).astype(float) for text, count in zip(texts, rounds, strict=True)
-    ]
+    return [np.array(tokens_of_rounds(model, drafter, text, 1, 1), float) - 1 for text in texts]
 
 
 def find_remedies(
@@ -378,10 +376,8 @@ def find_remedies(
         now = [right_tokens(run, text, 2) for text in texts]
         tries = sum(variant.tries for variant in todo)
         rows = [_try(variant, now, texts, tries) for variant in todo]
-        best = max(
-            (row for row in rows if row.assessment == ASSESSED_OFF), key=lambda row: row.gain.value, default=None
-        )
-        if best is None or len(done) == MAX_FINDINGS:
+        best = max((row for row in rows if row.assessment == "off"), key=lambda row: row.gain.value, default=None)
+        if best is None or len(done) == MAX_CHANGES:
             lost = _find_wrong_head(first, texts) if _find_wrong_head(run, texts) else None
             # with a wrong LM head, the gains of other changes mean nothing
             return ([lost], [], first) if lost else (findings, rows, run)
@@ -398,12 +394,10 @@ def _find_wrong_head(run: NetworkRun, texts: Sequence[TargetAnswer]) -> Trial | 
     before, after = (accepted_share(hits) for hits in fits)
     differences = [y - x for x, y in zip(*fits, strict=True)]
     gain, certain = mean_share(differences), mean_share(differences, 0.01)
-    if assess_gain(gain.value, certain) != ASSESSED_OFF or after.value < searches.LOST_HEAD_RATIO * before.value:
+    if assess_gain(gain.value, certain) != "off" or after.value < searches.LOST_HEAD_RATIO * before.value:
         return None
     now, remedy = searches.head_remedy(run)
-    return Trial(
-        "LM head", now, "one fitted to the other half of the texts", 1, before, after, gain, ASSESSED_OFF, remedy
-    )
+    return Trial("LM head", now, "one fitted to the other half of the texts", 1, before, after, gain, "off", remedy)
 
 
 def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[TargetAnswer], count: int) -> Trial:
@@ -501,30 +495,43 @@ def mean_share(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
 
 
 def student_t_quantile(probability: float, freedom: int) -> float:
-    """Compute a quantile of Student's t with `freedom` degrees of freedom.
+    """Compute a quantile of Student's t.
+
+    Args:
+        probability: Over 0.5, up to 1.
+        freedom: Number of degrees of freedom.
 
     References:
-        Abramowitz and Stegun, 26.7.5.
+        Abramowitz and Stegun, 26.7.3 and 26.7.4: the probability of an interval around 0.
     """
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return sum(term / freedom**power for power, term in enumerate(terms))
+    odd = freedom % 2
+    first = np.arange(2 + odd, freedom, 2)
+    factors = (first - 1) / first  # of each term of the series to the one before it
+
+    def inside(angle: float) -> float:
+        """Return the probability between -t and t, where t is tan(angle) times the root of `freedom`."""
+        series = 1 + float(np.cumprod(factors * math.cos(angle) ** 2).sum())
+        if not odd:
+            return math.sin(angle) * series
+        more = math.sin(angle) * math.cos(angle) * series if freedom > 1 else 0.0
+        return (angle + more) * 2 / math.pi
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):  # bisection, to the last bits
+        middle = (low + high) / 2
+        low, high = (middle, high) if inside(middle) < 2 * probability - 1 else (low, middle)
+    return math.sqrt(freedom) * math.tan((low + high) / 2)
 
 
-def assess_gain(gain: float, certain: Share) -> str:
-    """Return "off", "worse" or "no measurable effect".
+def assess_gain(gain: float, certain: Share) -> Assessment:
+    """Return what a gain says of a change.
 
     Args:
         certain: The gain with an interval for all tried changes.
     """
     if gain >= MIN_GAIN and certain.low > 0:
-        return ASSESSED_OFF
-    return ASSESSED_WORSE if gain <= -MIN_GAIN and certain.high < 0 else NO_EFFECT
+        return "off"
+    return "worse" if gain <= -MIN_GAIN and certain.high < 0 else "no measurable effect"
 
 
 @torch.inference_mode()
