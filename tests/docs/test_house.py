@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mmdec"
 FOLDERS = ("mmdec", "tests", "data", "demos", "docs", "recipes")
 MODULES = sorted(PACKAGE.rglob("*.py"))
+CI_SCRIPT = ROOT / ".ci/run"
 TREE = re.search(
     r"^```text\nmmdec/\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
 )
@@ -156,16 +157,20 @@ def texts(node: ast.List | ast.Tuple | ast.Set | ast.Dict) -> set[str]:
 
 
 def test_imported_names_are_there() -> None:
-    """This covers mmdec's own modules, and imports inside functions, too."""
+    """This covers imports of mmdec in all folders, inside functions, and in the script of CI, which no test runs."""
     files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
     names = {module: top_names(path) for module, path in files.items()}
+    script = re.findall(r"<<'PYTHON'\n(.*?)^PYTHON$", CI_SCRIPT.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert script
+    sources = {path: nodes(path) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
+    sources[CI_SCRIPT] = [*ast.walk(ast.parse("".join(script)))]
     absent = [
-        f"{path.relative_to(PACKAGE)}: {node.module}.{alias.name}"
-        for path in MODULES
-        for node in nodes(path)
-        if isinstance(node, ast.ImportFrom) and node.module in files
+        f"{path.relative_to(ROOT)}: {node.module}.{alias.name}"
+        for path, statements in sources.items()
+        for node in statements
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("mmdec.")
         for alias in node.names
-        if alias.name not in names[node.module] and f"{node.module}.{alias.name}" not in files
+        if alias.name not in names.get(node.module, ()) and f"{node.module}.{alias.name}" not in files
     ]
     assert absent == []
 
