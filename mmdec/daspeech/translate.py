@@ -107,7 +107,7 @@ def translate_speech(audio: Audio | Sequence[Audio], **options: Any) -> Translat
         model: A shipped name, a folder, a Hugging Face id, or a translator from `load`.
         strategy: Lookahead, greedy, viterbi, joint-viterbi, beam, reranked, autoregressive or verified (exactly the
             autoregressive decoder's units, in few passes, because the graph drafts them). Default None: the model's
-            own.
+            own, which is reranked for the shipped one.
         device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.
         dtype: Dtype of matrix products; the vocoder always uses float32. Default None: float32.
         threads: torch's CPU threads for this call. Default None: the number from OMP_NUM_THREADS or

@@ -1,4 +1,4 @@
-"""The settings with which a drafter's network may be run wrongly, and the variants that `doctor.py` tries.
+"""The settings with which a drafter's network may be run wrongly, and the variants that `examine.py` tries.
 
 A setting (in the names: a convention) is a choice in how the network is run, such as the target's layers that it reads.
 The config.json and the tensors' names in a checkpoint folder state these choices, but engines interpret them

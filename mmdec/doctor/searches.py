@@ -5,7 +5,7 @@ trained one.
 
 A search minimises the drafter's mean surprise, -log of the probability, at the target's tokens. With few positions,
 this tells more than the share of right tokens. The result is one `Variant`, a way to run the network with one setting
-changed, which `doctor.py` measures like any other. Its `tries` is the number of choices that the search tried.
+changed, which `examine.py` measures like any other. Its `tries` is the number of choices that the search tried.
 """
 
 from __future__ import annotations

@@ -197,6 +197,8 @@ def top_names(path: Path) -> set[str]:
 def test_names_in_comments_and_docstrings_exist() -> None:
     """A name in backticks is a constant or an attribute of a class of mmdec, a module's function, or a file.
 
+    A file of another folder is named with its folder.
+
     Attributes of classes that mmdec does not define, and of objects that are named like a module, pass if the code
     uses their names anywhere.
     """
@@ -206,10 +208,12 @@ def test_names_in_comments_and_docstrings_exist() -> None:
     stems = {path.parent.name if path.stem == "__init__" else path.stem for path in MODULES}
     files = {path.as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
 
-    def exists(name: str) -> bool:
+    def exists(name: str, folder: Path) -> bool:
         owner, _, attribute = name.partition(".")
         if re.fullmatch(r"[A-Z][A-Z0-9]+(_[A-Z0-9]+)*", name):
             return name in code
+        if re.fullmatch(r"\w+\.py", name):
+            return (folder / name).is_file()
         if re.fullmatch(r"[\w/]+\.py", name):
             return any(file.endswith(f"/{name}") for file in files)
         if re.fullmatch(r"[A-Z]\w*\.\w+", name):
@@ -223,7 +227,7 @@ def test_names_in_comments_and_docstrings_exist() -> None:
         for path in MODULES
         for line, text in comments_and_docstrings(path)
         for name in re.findall(r"(?<!`)`([\w./]+)(?:\([^`]*\))?`(?!`)", text)
-        if not exists(name)
+        if not exists(name, path.parent)
     ]
     assert stale == []
 

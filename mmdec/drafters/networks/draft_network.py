@@ -3,7 +3,7 @@
 A token's feature is a hidden state of the target at this token. Position t of a network reads the embedding of token
 t + 1 and the feature of token t, and predicts the feature of token t + 1, from which an LM head predicts token t + 2.
 
-`DraftNetwork` is abstract; each drafter's own network is final (`eagle.py`, `eagle3.py`, `msd.py`, ...). A network says
+`DraftNetwork` is abstract; each drafter's own network is final (`eagle/eagle3.py`, `eagle/msd.py`, ...). A network says
 by methods and attributes what the rest of mmdec asks of it: which features and embeddings it reads, how its drafts grow
 (level by level, or all depths at once), which drafter runs it, and what the doctor may try. So a new network costs
 mmdec no line outside its folder, except its name in the registry.

@@ -511,8 +511,8 @@ def container_blocks(
     except ImportError as error:
         raise InputError(
             f"`audio` must be a sound file that libsndfile can read, but {name} is {CONTAINER_NAMES[container]} "
-            "file, which "
-            f"PyAV reads, and that is not installed. Run `pip install mmdec[av]`. {conversion(path, 'Or convert')}"
+            "file, which PyAV reads, and that is not installed. Run `pip install 'mmdec[av]'`. "
+            f"{conversion(path, 'Or convert')}"
         ) from error
     try:
         loss.mistimed |= structure.mistimed

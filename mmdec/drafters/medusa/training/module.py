@@ -4,7 +4,7 @@ The Whisper is neither trained nor saved. Head k = 1 ... K reads the hidden stat
 + 1. It learns token t + 1 + k of the text that the model itself decodes greedily, because drafts are verified against
 that text. (The paper's heads learn from transcripts.)
 
-Validation simulates decoding to measure tokens per round (`simulation.py`).
+Validation simulates decoding to measure tokens per round (`networks/training/simulation.py`).
 """
 
 from __future__ import annotations

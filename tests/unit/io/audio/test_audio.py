@@ -281,7 +281,7 @@ def test_without_pyav_the_error_says_what_to_run(suffix: str, tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(InputError) as caught:
         audio.load_audio(path)
-    assert "pip install mmdec[av]" in str(caught.value)
+    assert "pip install 'mmdec[av]'" in str(caught.value)
     assert str(caught.value).endswith(f"Or convert it with `ffmpeg -i '{path}' '{tmp_path / 'my talk.wav'}'`.")
 
 
