@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 from collections.abc import Iterable, Iterator
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -192,6 +194,14 @@ def top_names(path: Path) -> set[str]:
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             names |= assigned_names(node)
     return names
+
+
+def test_no_script_is_named_like_a_package() -> None:
+    """Python puts a script's folder first on its path, where the script would hide the package."""
+    packages = {*sys.stdlib_module_names, *packages_distributions()}
+    assert "hypothesis" in packages
+    scripts = [path for folder in ("data", "demos", "recipes") for path in (ROOT / folder).rglob("*.py")]
+    assert [str(path.relative_to(ROOT)) for path in scripts if path.stem in packages] == []
 
 
 def test_names_in_comments_and_docstrings_exist() -> None:

@@ -1,6 +1,6 @@
 """Counts the rounds that Whisper needs with `mmdec.hypothesis`, for several kinds of text.
 
-python recipes/measure/hypothesis.py --model MODEL --other MODEL --manifest manifest.jsonl [--nodes 31]
+python recipes/measure/hypotheses.py --model MODEL --other MODEL --manifest manifest.jsonl [--nodes 31]
 
 Each line of the manifest names a recording (`file`, beside the manifest or in `--folder`) and its text (`text`). Each
 transcript must equal the one decoded without drafts. With `--nodes`, tokens per round do not depend on what else the
