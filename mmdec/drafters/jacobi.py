@@ -134,7 +134,7 @@ class JacobiRow:
 
 @built_in_drafter("jacobi")
 @final
-class Jacobi:
+class JacobiDrafter:
     """A drafter that proposes the target's own predictions at unaccepted nodes. It has no weights."""
 
     name = "jacobi"

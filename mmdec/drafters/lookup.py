@@ -148,7 +148,7 @@ class NgramIndex:
 
 @built_in_drafter("lookup")
 @final
-class Lookup:
+class LookupDrafter:
     """A drafter that copies from the prompt, from the encoder's input ids and from the new text.
 
     It has no weights, fits every target and takes microseconds.

@@ -114,7 +114,7 @@ class Successors:
 
 @built_in_drafter("recycling")
 @final
-class Recycling:
+class RecyclingDrafter:
     """A drafter that proposes trees of tokens that the target found likely after the same token earlier.
 
     It has no weights; it may hold initial successors.

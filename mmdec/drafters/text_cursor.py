@@ -3,8 +3,8 @@
 `mmdec.drafters.hypothesis.Follower` does the same for texts of other origin. They are words, may leave out or add whole
 passages, and may be long: so it prefers the expected place, mistrusts single matches far away, and says where it has
 found none. Here any match is better than none, and the whole text is searched. Each is worse at the other's task, as
-docs/log/drafters.md shows. A third one, `KnownText` in ctc/training/transcripts.py, follows a text that differs little
-and looks a few tokens ahead.
+docs/log/drafters.md shows. A third one, `KnownTextDrafter` in ctc/training/transcripts.py, follows a text that differs
+little and looks a few tokens ahead.
 """
 
 from __future__ import annotations

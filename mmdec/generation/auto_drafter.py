@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from mmdec.checks.caller import warn_user
 from mmdec.checks.weights import lies_inside, read_settings
 from mmdec.drafters.built_in import FALLBACK_DRAFTER
-from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
+from mmdec.drafters.ctc.drafter import CtcDrafter, MultilingualCtcDrafter
 from mmdec.drafters.registry import auto_names, make_drafter
 from mmdec.errors import InputError
 from mmdec.hub.cache import path_version
@@ -66,7 +66,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
         row is drafted by the first of them that knows its language.
     """
     folder = folder or source_folder(model)
-    heads: list[Ctc] = []
+    heads: list[CtcDrafter] = []
     for path in (*_adjacent_folders(model, folder), *_shipped_folders(model)):
         try:
             drafter = (load or partial(_load_once, model))(path)
@@ -74,7 +74,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
         except InputError as error:
             warn_once(model, f'drafter="auto" skips {path.name}, which cannot be used: {error}')
             continue
-        if not isinstance(drafter, Ctc):
+        if not isinstance(drafter, CtcDrafter):
             if not heads:
                 return drafter
             break
@@ -82,7 +82,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
         if not drafter.languages:
             break
     if len(heads) > 1:
-        return CtcByLanguage(heads)
+        return MultilingualCtcDrafter(heads)
     return heads[0] if heads else make_drafter(FALLBACK_DRAFTER)
 
 

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from mmdec.checks.arguments import format_value
 from mmdec.core.tree import chain_drafts, int_list, root_only
 from mmdec.drafters.registry import built_in_drafter
-from mmdec.drafters.small_model.drafter import SmallModel, SmallModelState, keep_columns
+from mmdec.drafters.small_model.drafter import SmallModelDrafter, SmallModelState, keep_columns
 from mmdec.errors import InputError
 from mmdec.targets.hf_target import model_name
 from mmdec.targets.smaller import smaller_copy
@@ -42,7 +42,7 @@ MAX_TRIALS = 48  # trials for each model
 GOOD_RATE = 0.95  # once the best copy predicts this share rightly, no further ones are tried
 MAX_RATED_DEPTH = 6  # a copy's speed is that of the best chain of at most so many tokens
 
-_drafters: WeakKeyDictionary[PreTrainedModel, EarlyExit] = WeakKeyDictionary()
+_drafters: WeakKeyDictionary[PreTrainedModel, EarlyExitDrafter] = WeakKeyDictionary()
 _lock = Lock()
 
 
@@ -54,7 +54,7 @@ class EarlyExitState:
     live: list[int]  # for each row, its index in `context`
     new: list[list[int]]  # each row's new tokens
     layers: Layers  # of the copy that drafts
-    copy: SmallModel
+    copy: SmallModelDrafter
     inner: SmallModelState  # the copy's
     vocab_size: int = 0  # the target's
     rounds: int = 0  # since the last trial
@@ -62,7 +62,7 @@ class EarlyExitState:
 
 @built_in_drafter("early_exit")
 @final
-class EarlyExit:
+class EarlyExitDrafter:
     """A drafter that is the target itself with fewer layers.
 
     It holds the copies, and which of them is the best; calls share both.
@@ -93,13 +93,13 @@ class EarlyExit:
             )
         self.layers = self._exits[0]  # those of the copy that is best so far
         # the newest copy: its layers, the attention implementation, its drafter
-        self._made: tuple[Layers, str, SmallModel] | None = None
+        self._made: tuple[Layers, str, SmallModelDrafter] | None = None
         self._best_copy()  # raises InputError if layers cannot be left out
         chosen = "" if layers is None else f"-{'.'.join(map(str, self.layers))}"
         self.name = f"early-exit{chosen}({model_name(model)})"
 
     @classmethod
-    def from_model(cls, model: PreTrainedModel) -> EarlyExit:
+    def from_model(cls, model: PreTrainedModel) -> EarlyExitDrafter:
         """Return the drafter of a loaded model, which all calls share."""
         with _lock:
             if model not in _drafters:
@@ -111,7 +111,7 @@ class EarlyExit:
         if getattr(target, "model", None) is not self._model():
             raise InputError(
                 "`drafter` must be made of the model that it drafts for, but this early exit is another's. Make one "
-                "with `EarlyExit.from_model(model)`."
+                "with `EarlyExitDrafter.from_model(model)`."
             )
 
     def start(self, context: Context) -> EarlyExitState:
@@ -158,7 +158,7 @@ class EarlyExit:
         assert model is not None
         return text_scorer(smaller_copy(model, layers))
 
-    def _best_copy(self) -> tuple[Layers, SmallModel]:
+    def _best_copy(self) -> tuple[Layers, SmallModelDrafter]:
         """Return the best copy. It is made again if the model's attention implementation has changed."""
         model: Any = self._model()
         attention = attention_name(model)
@@ -166,7 +166,9 @@ class EarlyExit:
             layers = self.layers
             if self._made is None or self._made[:2] != (layers, attention):
                 small = self._target(layers)
-                copy = SmallModel(small, positions=small.positions, nodes_take_positions=small.nodes_take_positions)
+                copy = SmallModelDrafter(
+                    small, positions=small.positions, nodes_take_positions=small.nodes_take_positions
+                )
                 self._made = layers, attention, copy
             return layers, self._made[2]
 

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
-from mmdec.drafters.small_model.drafter import SmallModel
-from mmdec.drafters.small_model.other_vocabulary import OtherVocabulary
+from mmdec.drafters.small_model.drafter import SmallModelDrafter
+from mmdec.drafters.small_model.other_vocabulary import OtherVocabularyDrafter
 from mmdec.drafters.small_model.short_prompt import Shorten
 from mmdec.drafters.small_model.staged import InnerDrafter
 from mmdec.errors import InputError
@@ -77,7 +77,7 @@ def small_drafter(
         prompt: What the small model reads of a long prompt; see `mmdec.small_model`.
 
     Returns:
-        A `SmallModel`, or an `OtherVocabulary` if the tokenizers differ.
+        A `SmallModelDrafter`, or an `OtherVocabularyDrafter` if the tokenizers differ.
 
     Raises:
         InputError: If the vocabularies do not fit and a tokenizer is missing, or if the tokenizers differ and `inner`
@@ -95,7 +95,7 @@ def small_drafter(
                         f"`{option}` needs a smaller model with the target's tokenizer, but {small.name} has another. "
                         f"Leave `{option}` out."
                     )
-                return OtherVocabulary(small, tokenizer_of_small, tokenizer_of_target, small.positions, size)
+                return OtherVocabularyDrafter(small, tokenizer_of_small, tokenizer_of_target, small.positions, size)
         elif small.vocab_size > size:
             lacking = "the smaller model" if tokenizer_of_small is None else "the target"
             raise InputError(
@@ -103,7 +103,7 @@ def small_drafter(
                 f"folder, but has {small.vocab_size}. Give folders that hold model and tokenizer, or pass the target's "
                 "tokenizer to `mmdec.load_drafter`."
             )
-    return SmallModel(
+    return SmallModelDrafter(
         small,
         reads_encoder=small.reads_encoder,
         positions=small.positions,

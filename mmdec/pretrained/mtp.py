@@ -52,7 +52,7 @@ class MtpState:
 
 @built_in_drafter("mtp", note="MTP: the model's own native head.")
 @final
-class Mtp:
+class MtpDrafter:
     """A drafter that uses the model's native head for multi-token prediction.
 
     It holds weights only; the state of a `generate` call is in `MtpState`.
@@ -69,7 +69,7 @@ class Mtp:
         self.embedding: nn.Module = head.embed_tokens
 
     @classmethod
-    def from_model(cls, model: PreTrainedModel) -> Mtp:
+    def from_model(cls, model: PreTrainedModel) -> MtpDrafter:
         """Make the drafter with the head of the checkpoint that the model was loaded from.
 
         Raises:
@@ -183,16 +183,16 @@ class Mtp:
 class MtpLevels(Levels):
     """Grows one draft with the MTP head, which is run once for each level of the tree."""
 
-    def __init__(self, drafter: Mtp, state: MtpState) -> None:
+    def __init__(self, drafter: MtpDrafter, state: MtpState) -> None:
         super().__init__(cast(Any, drafter), cast(Any, state))
         self.seen: Tensor | None = None  # (B, n, T) bool: which of the draft's T nodes the newest level's n nodes see
 
     @property
     def vocabulary(self) -> DraftVocabulary:
-        return DraftVocabulary(cast(Mtp, self.drafter).head.shared_head.out_features)
+        return DraftVocabulary(cast(MtpDrafter, self.drafter).head.shared_head.out_features)
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        drafter, state = cast(Mtp, self.drafter), cast(MtpState, self.state)
+        drafter, state = cast(MtpDrafter, self.drafter), cast(MtpState, self.state)
         rows, size = tokens.shape
         ancestors = torch.eye(size, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
         if self.seen is not None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmdec
-from mmdec.pretrained.early_exit import EarlyExit
+from mmdec.pretrained.early_exit import EarlyExitDrafter
 
 PAGES = Path(__file__).parents[2] / "docs"
 EXIT_LOSS = 0.3  # weight of the exits' losses together; LayerSkip: 0.1 to 1
@@ -86,7 +86,7 @@ def train(model: Any, data: Tensor, steps: int, early_exit: bool) -> None:
 def measure(model: Any, tokens: int) -> None:
     """Print tokens per round and CPU seconds without drafts and with an early exit."""
     prompts = [torch.tensor([list(text.encode())]) for text in PROMPTS]
-    drafter, texts = EarlyExit.from_model(model), list[list[list[int]]]()
+    drafter, texts = EarlyExitDrafter.from_model(model), list[list[list[int]]]()
     for choice in (None, drafter, None, drafter):
         began, rounds, found = time.process_time(), 0, list[list[int]]()
         for ids in prompts:

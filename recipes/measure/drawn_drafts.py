@@ -22,7 +22,7 @@ from torch import Tensor
 import mmdec
 from mmdec.bench.prompts import BEGINNINGS, INSTRUCTIONS, encode_prompts, read_chat_prompts
 from mmdec.core.sampling import DraftWarp
-from mmdec.drafters.small_model.drafter import SmallModel
+from mmdec.drafters.small_model.drafter import SmallModelDrafter
 from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.errors import exit_on_error
 from mmdec.pretrained.language_model import load_language_model
@@ -62,9 +62,9 @@ def make_drafter(folder: str, model: Any) -> Drafter:
     """Return a trained drafter, a smaller model, or with "N-bit" the model's own copy, rounded to N bits."""
     bits = folder.removesuffix("-bit")
     if bits != folder:
-        return SmallModel(TextTarget(rounded(model, int(bits))))
+        return SmallModelDrafter(TextTarget(rounded(model, int(bits))))
     if (Path(folder) / "tokenizer.json").exists():
-        return SmallModel(TextTarget(load_language_model(folder, model.device).model))
+        return SmallModelDrafter(TextTarget(load_language_model(folder, model.device).model))
     return mmdec.load_drafter(folder, model)
 
 

@@ -173,7 +173,7 @@ def test_objects_that_are_not_drafters_are_refused(tmp_path: Path, model: PreTra
     refused("must be one of", mmdec.speculate, tmp_path / "nowhere")
     refused("must be importable, but 'docs.examples.toy_drafter:Toy' is not", mmdec.speculate, PATH[:-7])
     refused("must be importable", mmdec.speculate, "no_such_package.module:Class")
-    refused("must be made without arguments", mmdec.speculate, "mmdec.drafters.medusa.drafter:Medusa")
+    refused("must be made without arguments", mmdec.speculate, "mmdec.drafters.medusa.drafter:MedusaDrafter")
     refused("must name a class", mmdec.speculate, "mmdec.core.tree_shape:MAX_RANKS")
     refused("`drafter` must be an object with", mmdec.speculate, "builtins:dict")
     refused("must be a folder for medusa, which has weights", mmdec.speculate, "medusa")

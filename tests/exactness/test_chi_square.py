@@ -24,7 +24,7 @@ from mmdec.core.budget import FixedBudget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import KeyedSample, Rng, Sequences, Stop
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState, TraversalRule
-from mmdec.drafters.small_model.drafter import SmallModel
+from mmdec.drafters.small_model.drafter import SmallModelDrafter
 from mmdec.generation.hf_bridge import draft_warp
 from mmdec.types import Draft, Plan
 from tests.exactness.enumeration import chi_square, plain_distribution
@@ -206,7 +206,7 @@ def test_drafts_through_the_targets_processors_leave_its_distribution(
     sequences = Sequences(ids, Stop(5), processors)
     rule = kind(SamplingState(4, draft_warp(processors)))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    rounds = list(decode(target, inputs, sequences, rule, SmallModel(small), FixedBudget(nodes, depth)))
+    rounds = list(decode(target, inputs, sequences, rule, SmallModelDrafter(small), FixedBudget(nodes, depth)))
     assert sum(sum(round_.accepted) for round_ in rounds) > rows / 2
     distribution = plain_distribution(cast(Any, target), [1, 2], 3, processors=processors)
     assert chi_square(Counter(map(tuple, sequences.tokens)), distribution) < 10

@@ -20,7 +20,7 @@ from transformers import (
 
 import mmdec
 from mmdec.errors import InputError
-from mmdec.pretrained.early_exit import EarlyExit
+from mmdec.pretrained.early_exit import EarlyExitDrafter
 from mmdec.targets.families import FAMILIES
 from mmdec.targets.probe import MAX_DIFFERENCE, PROBE_VOCABULARY, PROBE_WINDOW, tiny_config, tree_path_difference
 from mmdec.targets.recurrent_cache import has_states
@@ -78,7 +78,7 @@ def test_a_familys_first_layer_drafts_for_it(family: str) -> None:
     expected = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)  # type: ignore[operator]
     if has_states(model.config) or model.config.num_hidden_layers != 2:
         with pytest.raises(InputError, match="another one than early_exit"):
-            EarlyExit(model)
+            EarlyExitDrafter(model)
         return
     for nodes in (4, (7, 3)):
         result = mmdec.generate(model, ids, "early_exit", num_speculative_tokens=nodes, **options)

@@ -17,7 +17,7 @@ from mmdec.core.budget import FixedBudget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import ResidualRule, SamplingState
-from mmdec.drafters.small_model.other_vocabulary import OtherVocabulary
+from mmdec.drafters.small_model.other_vocabulary import OtherVocabularyDrafter
 from mmdec.targets.text import TextTarget
 from tests.exactness.letter_tokenizer import Letters, alphabet, renamed, shuffled
 from tests.exactness.pairwise import cover, each_value
@@ -39,7 +39,7 @@ def small(kind: str = "llama", tokenizer: Letters = OTHER, **sizes: Any) -> Any:
 
 
 def drafter(target_tokenizer: Letters, kind: str = "llama", positions: int | None = None, size: int = 2**31) -> Any:
-    return OtherVocabulary(TextTarget(small(kind)), OTHER, target_tokenizer, positions, size)
+    return OtherVocabularyDrafter(TextTarget(small(kind)), OTHER, target_tokenizer, positions, size)
 
 
 GRID: dict[str, Sequence[Any]] = {
@@ -72,7 +72,7 @@ def test_the_model_itself_under_other_ids_is_always_right(batch: int) -> None:
     model: Any = language_model("llama", 5, **sizes)
     other = shuffled(VOCABULARY - 3, 0, 2)
     twin = renamed(model, lambda: language_model("llama", 5, **sizes), OWN, other)
-    drafts = OtherVocabulary(TextTarget(twin), other, OWN)
+    drafts = OtherVocabularyDrafter(TextTarget(twin), other, OWN)
     inputs = prompts(batch)
     suppressed: dict[str, Any] = {"suppress_tokens": [0, 1, 2], "max_new_tokens": 25, "do_sample": False}
     expected = model.generate(**inputs, **suppressed)
@@ -101,7 +101,7 @@ def test_residual_sampling_keeps_the_targets_distribution() -> None:
     ids = torch.tensor([[1, 2]] * rows)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     text, rule = Sequences(ids, Stop(5, frozenset())), ResidualRule(SamplingState(4))
-    drafts = OtherVocabulary(toy, letters, letters)
+    drafts = OtherVocabularyDrafter(toy, letters, letters)
     rounds = list(decode(target, inputs, text, rule, drafts, FixedBudget(2)))
     accepted = sum(sum(round_.accepted) for round_ in rounds)
     seen = Counter(tuple(row) for row in texts(rounds, rows))
@@ -141,6 +141,6 @@ def test_nothing_is_drafted_beyond_its_positions() -> None:
     model, inputs = MODELS["llama"], prompts(4)
     options: dict[str, Any] = {"max_new_tokens": 25, "do_sample": False}
     expected = model.generate(**inputs, **options)  # type: ignore[operator]
-    drafts = OtherVocabulary(TextTarget(small("gpt2", max_position_embeddings=20)), OTHER, OWN, 20)
+    drafts = OtherVocabularyDrafter(TextTarget(small("gpt2", max_position_embeddings=20)), OTHER, OWN, 20)
     result = mmdec.generate(model, inputs, drafts, num_speculative_tokens=4, **options)
     assert torch.equal(result.sequences, expected)

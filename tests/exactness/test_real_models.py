@@ -19,7 +19,7 @@ from torch import Tensor
 
 import mmdec
 from mmdec.core.tree import trees_from_lists
-from mmdec.drafters.medusa.drafter import Medusa
+from mmdec.drafters.medusa.drafter import MedusaDrafter
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.hub.find import model_kind
@@ -118,14 +118,14 @@ class Joined:
             drafter.select(own, live)
 
 
-def medusa(whisper: LoadedWhisper) -> Medusa:
+def medusa(whisper: LoadedWhisper) -> MedusaDrafter:
     """Heads of random weights."""
     sizes: Any = whisper.model.config
     torch.manual_seed(1)
     heads = MedusaHeads(MedusaConfig(sizes.d_model, sizes.vocab_size, heads=4))
     for weight in heads.parameters():
         torch.nn.init.normal_(weight, std=0.02)
-    return Medusa(heads, cast(Any, whisper.model).proj_out)
+    return MedusaDrafter(heads, cast(Any, whisper.model).proj_out)
 
 
 DRAFTERS: tuple[Callable[[LoadedWhisper], dict[str, Any]], ...] = (

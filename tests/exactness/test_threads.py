@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import mmdec
-from mmdec.drafters.medusa.drafter import Medusa
+from mmdec.drafters.medusa.drafter import MedusaDrafter
 from mmdec.types import Drafter
 from tests.exactness.text_models import MODELS as TEXTS
 from tests.exactness.text_models import SMALL, Wrong
@@ -53,7 +53,7 @@ def test_concurrent_language_model_runs_keep_their_texts() -> None:
 @pytest.mark.slow
 def test_concurrent_whisper_runs_share_a_drafter() -> None:
     """Medusa's trees follow what a run learns; concurrent runs must not affect it."""
-    shared = [Medusa(heads(kind), MODELS[80].proj_out) for kind in ("linear", "block")]
+    shared = [MedusaDrafter(heads(kind), MODELS[80].proj_out) for kind in ("linear", "block")]
     drafters: list[Drafter | str] = [*shared, "lookup"]
     works = [speech(drafter, nodes, batch) for drafter in drafters for nodes, batch in ((4, 2), ((12, 3), 1))]
     single = [work() for work in works]

@@ -14,8 +14,8 @@ from transformers import WhisperForConditionalGeneration
 
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.drafters.medusa.drafter import Medusa
-from mmdec.drafters.small_model.drafter import SmallModel
+from mmdec.drafters.medusa.drafter import MedusaDrafter
+from mmdec.drafters.small_model.drafter import SmallModelDrafter
 from mmdec.errors import InputError
 from mmdec.generation.speculation import default_statistics
 from mmdec.targets.registry import make_target
@@ -73,7 +73,7 @@ def fresh() -> Iterator[None]:
 def drafter(case: dict[str, Any]) -> Any:
     name, network = case["drafter"], MODELS[case["mels"]]
     if name in SHAPES:
-        return Medusa(heads(name), network.proj_out)
+        return MedusaDrafter(heads(name), network.proj_out)
     if name in ("babbling", "random", "marks"):
         return ctc(name)
     if name in ("right", "wrong"):
@@ -153,7 +153,7 @@ def test_no_position_beyond_the_last_is_asked_for(nodes: Any) -> None:
     wanted = call(MODELS[80], mode, 3)
     assert wanted.shape == (3, 60)
     for name in ("recycling", "linear"):
-        proposing = name if name == "recycling" else Medusa(heads("linear"), MODELS[80].proj_out)
+        proposing = name if name == "recycling" else MedusaDrafter(heads("linear"), MODELS[80].proj_out)
         with watched(MODELS[80]) as passes:
             assert torch.equal(call(MODELS[80], mode, 3, custom_generate=plug(proposing, nodes)), wanted)
         assert passes.last < MODELS[80].config.max_target_positions
@@ -185,8 +185,8 @@ def test_the_fallback_ladder_draws_the_same_numbers(name: str, seed: int) -> Non
     again = network.generate(**inputs, **options, max_new_tokens=12)
     assert_same(wanted, again)
     proposing = {
-        "linear": lambda: Medusa(heads("linear"), network.proj_out),
-        "block": lambda: Medusa(heads("block"), network.proj_out),
+        "linear": lambda: MedusaDrafter(heads("linear"), network.proj_out),
+        "block": lambda: MedusaDrafter(heads("block"), network.proj_out),
         "right": lambda: KnownTextDrafter([text.sequences for text in texts], True, False),
     }.get(name, lambda: name)()
     torch.manual_seed(seed)
@@ -257,10 +257,15 @@ def test_generate_and_stream_point_to_transcribe() -> None:
 
 def test_heads_for_another_whisper_are_refused() -> None:
     with pytest.raises(InputError, match="output"):
-        Medusa(heads("linear", vocab_size=VOCABULARY + 1), MODELS[80].proj_out)
+        MedusaDrafter(heads("linear", vocab_size=VOCABULARY + 1), MODELS[80].proj_out)
     other = whisper(80, 0, d_model=48)
     with pytest.raises(InputError, match="channels"):
-        call(other, MODES["short"], 1, custom_generate=mmdec.speculate(Medusa(heads("linear"), MODELS[80].proj_out)))
+        call(
+            other,
+            MODES["short"],
+            1,
+            custom_generate=mmdec.speculate(MedusaDrafter(heads("linear"), MODELS[80].proj_out)),
+        )
 
 
 @pytest.mark.parametrize(
@@ -285,4 +290,4 @@ def test_a_smaller_whisper_drafts_over_the_large_ones_encoder(mode: str, batch: 
     assert silent
     assert not any(sum(round_.drafted) for round_ in silent)
     with pytest.raises(InputError, match="channels"):  # a decoder alone has no encoder to hear with
-        SmallModel(make_target(wide), reads_encoder=True).check(make_target(MODELS[80]))
+        SmallModelDrafter(make_target(wide), reads_encoder=True).check(make_target(MODELS[80]))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmdec.drafters.lookup import Lookup
+from mmdec.drafters.lookup import LookupDrafter
 from mmdec.types import Needs
 
 Make = Callable[[], Any]
@@ -87,7 +87,7 @@ PLAIN: tuple[Any, ...] = (
         "lookup",
         "greedy",
     ),
-    *(b"", b"bytes", Ellipsis, NotImplemented, int, str, Lookup, range(3), Decimal("2"), Fraction(1, 3)),
+    *(b"", b"bytes", Ellipsis, NotImplemented, int, str, LookupDrafter, range(3), Decimal("2"), Fraction(1, 3)),
     *(Path("."), Path("no/where"), Path("x" * 300), slice(1), print),
 )
 FRESH: tuple[Make, ...] = (
@@ -99,7 +99,7 @@ FRESH: tuple[Make, ...] = (
     closed,
     Unprintable,
     HalfDrafter,
-    Lookup,
+    LookupDrafter,
     SimpleNamespace,
     lambda: Failing(OSError("gone")),
     lambda: Failing(RuntimeError("broken")),

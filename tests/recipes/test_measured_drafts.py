@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import mmdec
-from mmdec.drafters.small_model.drafter import SmallModel
+from mmdec.drafters.small_model.drafter import SmallModelDrafter
 from mmdec.targets.text import TextTarget
 from recipes.measure.drawn_drafts import AtTemperature, count, rounded
 from recipes.measure.short_prompt import Passes
@@ -18,7 +18,7 @@ SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 2, "m
 
 def test_drafts_through_top_k_are_accepted_more_often_than_at_temperature_alone() -> None:
     model: Any = language_model(num_hidden_layers=2)
-    small = SmallModel(TextTarget(rounded(model, 6)))
+    small = SmallModelDrafter(TextTarget(rounded(model, 6)))
     prompts = [torch.randint(5, 40, (1, 6), generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
     options = {**SAMPLED, "num_speculative_tokens": 3}
     rates: list[float] = []

@@ -15,7 +15,7 @@ from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import root_only
 from mmdec.core.verify import MatchRule, Rule
-from mmdec.drafters.small_model.drafter import SmallModel
+from mmdec.drafters.small_model.drafter import SmallModelDrafter
 from mmdec.types import Context, Draft, Needs, Plan, PrefillOutput, Round, Scores, Verdict
 
 
@@ -89,7 +89,7 @@ class Toy:
         session.texts = [session.texts[row] for row in live.tolist()]
 
 
-def start(drafter: SmallModel, prompts: list[list[int]], tokens: list[int], vocab: int) -> Any:
+def start(drafter: SmallModelDrafter, prompts: list[list[int]], tokens: list[int], vocab: int) -> Any:
     """Return a drafter's memory after the prompts' round. tokens: the token that this round gave each row."""
     ids = torch.tensor(prompts)
     state = drafter.start(Context(ids, torch.ones_like(ids).bool(), ids[None], ids[:, 0]))
@@ -105,7 +105,7 @@ PROMPTS = [[1, 2, 3], [4], [5, 6], [1, 1, 1, 1]]
 
 def run(
     target: Toy,
-    drafter: SmallModel | None,
+    drafter: SmallModelDrafter | None,
     budget: Any,
     prompts: list[list[int]],
     length: int = 16,

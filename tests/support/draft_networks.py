@@ -12,7 +12,7 @@ from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.drafters.dflash.network import DFlash
-from mmdec.drafters.flash.drafter import Flash
+from mmdec.drafters.flash.drafter import FlashDrafter
 from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.drafters.heads.network import Heads
 from mmdec.drafters.networks.draft_network import DraftNetwork
@@ -85,9 +85,9 @@ def draft_network(system: str, model: Any, seed: int = 0, **changes: Any) -> Dra
 
 
 def tree_growing(system: str, model: Any, seed: int = 0, width: int = 10, **changes: Any) -> Any:
-    """Build a drafter with random weights: `NetworkDrafter`, or `Flash`."""
+    """Build a drafter with random weights: `NetworkDrafter`, or `FlashDrafter`."""
     network = draft_network(system, model, seed, **changes)
-    kind: Any = Flash if isinstance(network, FlashNetwork) else NetworkDrafter
+    kind: Any = FlashDrafter if isinstance(network, FlashNetwork) else NetworkDrafter
     return kind(network, model.get_input_embeddings(), model.get_output_embeddings(), width)
 
 
@@ -312,9 +312,9 @@ class Checked(ForwardingDrafter):
         draft = self.drafter.propose(inner, roots, plan)
         scores = [self._score(context, text) for text in rows]
         nodes, depth = plan.nodes, plan.depth
-        if isinstance(self.drafter, Flash) and not self.drafter.tree:
+        if isinstance(self.drafter, FlashDrafter) and not self.drafter.tree:
             nodes = min(nodes, depth)
-        elif isinstance(self.drafter, Flash) and nodes > depth:
+        elif isinstance(self.drafter, FlashDrafter) and nodes > depth:
             depth = min(depth, self.drafter.network.slots)
         elif (deepest := self.drafter.network.max_depth) is not None:
             depth = min(depth, deepest)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmdec.core.tree import trees_from_lists
-from mmdec.drafters.flash.drafter import Flash
+from mmdec.drafters.flash.drafter import FlashDrafter
 from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.drafters.registry import network_class
@@ -72,7 +72,7 @@ def network_drafter(system: str, model: Any, **changes: Any) -> Any:
     for weight in network.parameters():
         torch.nn.init.normal_(weight, 0.0, 0.3)
     ends = model.get_input_embeddings(), model.get_output_embeddings()
-    return Flash(network, *ends) if isinstance(network, FlashNetwork) else NetworkDrafter(network, *ends)
+    return FlashDrafter(network, *ends) if isinstance(network, FlashNetwork) else NetworkDrafter(network, *ends)
 
 
 def eagle3(model: Any, **changes: Any) -> Any:

@@ -10,7 +10,7 @@ from transformers import WhisperForConditionalGeneration
 
 import mmdec
 from mmdec.core.tree import trees_from_lists
-from mmdec.drafters.ctc.drafter import Ctc
+from mmdec.drafters.ctc.drafter import CtcDrafter
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import Merges, TokenPieces
 from mmdec.drafters.medusa.network import HeadKind, MedusaConfig, MedusaHeads
@@ -183,7 +183,7 @@ def assert_same(result: Any, expected: Any) -> None:
         assert result == expected
 
 
-def ctc(kind: str, seed: int = 0, d_states: int = 32) -> Ctc:
+def ctc(kind: str, seed: int = 0, d_states: int = 32) -> CtcDrafter:
     """Build a CTC drafter with a random head.
 
     kind: "babbling": the head outputs a piece of text in every frame; "random": in some frames; "marks": it
@@ -199,4 +199,4 @@ def ctc(kind: str, seed: int = 0, d_states: int = 32) -> Ctc:
     with torch.no_grad():
         head.output.weight.mul_(20)
         head.output.bias[:2] += {"babbling": torch.tensor([-99.0, -9]), "marks": torch.tensor([9.0, 9])}.get(kind, 0.0)
-    return Ctc(head, pieces, TIMESTAMPS, EOT)
+    return CtcDrafter(head, pieces, TIMESTAMPS, EOT)

@@ -29,7 +29,7 @@ from mmdec.checks.weights import (
     report_damage,
     weight_file,
 )
-from mmdec.drafters.ctc.drafter import Ctc
+from mmdec.drafters.ctc.drafter import CtcDrafter
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import Merges, TokenPieces
 from mmdec.drafters.fit import check_model_sizes
@@ -93,7 +93,7 @@ def save_ctc(
     return write_model_folder(directory, config, state, _card(head, tokens, trained))
 
 
-def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
+def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> CtcDrafter:
     """Load a CTC drafter for a model, on the model's device and in the model's precision.
 
     Raises:
@@ -107,7 +107,7 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
     }
     check_model_sizes(sizes, tokens.base)
     head = head.to(model.device, model.dtype)
-    return Ctc(head, pieces, tokens.first_time, tokens.end, tokens.languages, tokens.refused, ngram)
+    return CtcDrafter(head, pieces, tokens.first_time, tokens.end, tokens.languages, tokens.refused, ngram)
 
 
 def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, CtcTokenIds, PieceNGram | None]:

@@ -124,7 +124,7 @@ class Alignment:
 class CtcRow:
     """The drafter's state of one batch row: the accepted text and its alignment to the frames."""
 
-    head: Ctc  # the head that drafts for the row
+    head: CtcDrafter  # the head that drafts for the row
     timed: bool  # whether the model writes timestamps
     first_time: int  # id of the timestamp token of 0 seconds
     pending: list[int] = field(default_factory=list[int])  # accepted tokens that are not aligned yet
@@ -179,7 +179,7 @@ class CtcState:
 
 @built_in_drafter("ctc", loader="mmdec.drafters.ctc.checkpoint:load_ctc")
 @final
-class Ctc:
+class CtcDrafter:
     """A drafter that proposes the likeliest transcripts of a CTC head.
 
     It holds the head and its settings; the state of a `generate` call is in `CtcState`.
@@ -483,16 +483,16 @@ def _is_rest(text: bytes, begins: bool) -> bool:
 
 
 @final
-class CtcByLanguage:
+class MultilingualCtcDrafter:
     """Several CTC heads for one model: each row of the batch is drafted by the head that knows the row's language.
 
     Args:
         heads: At least one, the preferred one first.
     """
 
-    needs = Ctc.needs
+    needs = CtcDrafter.needs
 
-    def __init__(self, heads: Sequence[Ctc]) -> None:
+    def __init__(self, heads: Sequence[CtcDrafter]) -> None:
         self.heads = list(heads)
 
     @property

@@ -29,7 +29,7 @@ from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
 
 
 @final
-class Flash:
+class FlashDrafter:
     """A drafter that uses FLASH's head, the target's embedding and its LM head.
 
     It holds weights only; the state of a `generate` call is in `DraftState`.
@@ -128,7 +128,7 @@ class SlotLevels(Levels):
         depth: Maximum depth of the draft.
     """
 
-    def __init__(self, drafter: Flash, state: DraftState, last: RootState, depth: int) -> None:
+    def __init__(self, drafter: FlashDrafter, state: DraftState, last: RootState, depth: int) -> None:
         super().__init__(drafter, state)
         self.head, self.layer = drafter.network, drafter.network.layer(0)
         self.depth, self.device = depth, last.states.device

@@ -109,9 +109,9 @@ class FlashNetwork(DraftNetwork):
         self.refiners = nn.ModuleList(Refiner(size, inner) for _ in range(count - 1 if sizes.refine else 0))
 
     def make_drafter(self, embedding: nn.Module, output: nn.Linear) -> Drafter:
-        from mmdec.drafters.flash.drafter import Flash
+        from mmdec.drafters.flash.drafter import FlashDrafter
 
-        return Flash(self, embedding, output)
+        return FlashDrafter(self, embedding, output)
 
     @property
     def slots(self) -> int:

@@ -34,7 +34,7 @@ from mmdec.checks.weights import (
     weight_files,
 )
 from mmdec.drafters.fit import check_model_sizes
-from mmdec.drafters.medusa.drafter import Medusa
+from mmdec.drafters.medusa.drafter import MedusaDrafter
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.errors import InputError
 from mmdec.hub.checkpoint import tensor_names
@@ -81,7 +81,7 @@ def save_heads(
     return write_model_folder(directory, config, heads.state_dict(), _card(heads.config, place), HEADS_FILE)
 
 
-def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Medusa:
+def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> MedusaDrafter:
     """Load Medusa heads as a drafter for a model, on the model's device and in its precision.
 
     Args:
@@ -105,7 +105,7 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
     }
     check_model_sizes(sizes, config.base)
     heads = build_with_weights(lambda: MedusaHeads(config), state, "directory", folder)
-    return Medusa(heads.to(model.device, model.dtype), cast(nn.Linear, model.proj_out), ranks)
+    return MedusaDrafter(heads.to(model.device, model.dtype), cast(nn.Linear, model.proj_out), ranks)
 
 
 def _takes_heads(model: PreTrainedModel) -> bool:

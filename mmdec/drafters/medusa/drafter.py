@@ -55,7 +55,7 @@ class MedusaState:
     published="mmdec.drafters.medusa.checkpoint",
 )
 @final
-class Medusa:
+class MedusaDrafter:
     """A drafter that uses Medusa heads.
 
     It holds weights only; the state of a `generate` call is in `MedusaState`.

@@ -47,7 +47,7 @@ class SmallModelState:
 
 
 @final
-class SmallModel:
+class SmallModelDrafter:
     """A drafter that uses a small model with the target's vocabulary.
 
     It holds the small model only; the state of a `generate` call is in `SmallModelState`.

@@ -43,7 +43,7 @@ class OtherVocabularyState:
 
 
 @final
-class OtherVocabulary:
+class OtherVocabularyDrafter:
     """A drafter that uses a small model with another tokenizer.
 
     It drafts chains, and reads text only, without special tokens. It holds both tokenizers and the small model.

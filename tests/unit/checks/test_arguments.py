@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec.checks.arguments import MAX_NODES, MAX_THREADS, UnknownOption, did_you_mean, format_value
 from mmdec.cli import app
-from mmdec.drafters.lookup import Lookup
+from mmdec.drafters.lookup import LookupDrafter
 from mmdec.hub.cache import LoadedModels
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
@@ -107,7 +107,9 @@ class Half:
     def propose(self) -> None: ...
 
 
-@pytest.mark.parametrize("wrong", [3, [], Half(), Lookup, object(), b"lookup", np.array(["lookup", "x"]), {"a": 1}])
+@pytest.mark.parametrize(
+    "wrong", [3, [], Half(), LookupDrafter, object(), b"lookup", np.array(["lookup", "x"]), {"a": 1}]
+)
 def test_objects_that_are_not_drafters_are_refused(model: PreTrainedModel, whisper: LoadedWhisper, wrong: Any) -> None:
     for call in (
         lambda: mmdec.speculate(wrong),
@@ -268,7 +270,7 @@ def test_shown_values_are_short_and_reproducible() -> None:
     assert format_value(object()) == format_value(object()) == "an object"
     assert format_value(Half()) == "an object of type Half"
     assert format_value(10**5000) == "a huge int"
-    assert format_value(Lookup) == "the class Lookup"
+    assert format_value(LookupDrafter) == "the class LookupDrafter"
     assert format_value((1, "a")) == "(1, 'a')"
     assert format_value([[1]]) == "[...]"
     assert format_value(torch.zeros(3)) == "an object of type Tensor"

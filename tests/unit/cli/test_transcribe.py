@@ -81,7 +81,7 @@ def test_pieces_at_pauses_are_compared_one_recording_at_a_time(call, recordings:
 
 def test_a_drafter_by_its_class_gives_the_same_text(call, recordings: list[Path]) -> None:
     plain = call(recordings[0], "--drafter", "none", "--json")
-    drafted = call(recordings[0], "--drafter", "mmdec.drafters.lookup:Lookup", "--json")
+    drafted = call(recordings[0], "--drafter", "mmdec.drafters.lookup:LookupDrafter", "--json")
     assert drafted.exit_code == 0, drafted.output
     assert json.loads(drafted.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
     missing = call(recordings[0], "--drafter", "mmdec.drafters.lookup:Nothing")

@@ -25,9 +25,9 @@ import mmdec.drafters
 from mmdec.core import statistics
 from mmdec.core.budget import Budget, RoundCosts
 from mmdec.core.statistics import DecodingStatistics, MeasurementKey
-from mmdec.drafters.medusa.drafter import Medusa
+from mmdec.drafters.medusa.drafter import MedusaDrafter
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
-from mmdec.drafters.recycling import Recycling
+from mmdec.drafters.recycling import RecyclingDrafter
 from mmdec.targets.text import TextTarget
 from mmdec.types import Plan, Prior
 from tests.support.measurements import measurements
@@ -147,13 +147,13 @@ def test_drafters_are_identified_by_weights_and_description() -> None:
         heads = MedusaHeads(MedusaConfig(32, VOCABULARY, "linear", 3))
         for weight in heads.parameters():
             torch.nn.init.normal_(weight)
-        return Medusa(heads, torch.nn.Linear(32, VOCABULARY), ranks).name
+        return MedusaDrafter(heads, torch.nn.Linear(32, VOCABULARY), ranks).name
 
     names = [medusa(0), medusa(1), medusa(0, PRIOR.ranks), medusa(0, [[0.5, 0.1]] * 3)]
     assert len(set(names)) == 4
     assert medusa(0) == names[0]
     ids = torch.zeros(40, 8, dtype=torch.long)
-    assert len({Recycling().name, Recycling(ids).name, Recycling(ids + 1).name}) == 3
+    assert len({RecyclingDrafter().name, RecyclingDrafter(ids).name, RecyclingDrafter(ids + 1).name}) == 3
 
 
 def test_a_name_is_the_same_in_another_process() -> None:
@@ -216,7 +216,7 @@ def test_every_public_call_learns_in_the_given_statistics() -> None:
     model.generate(ids, custom_generate=mmdec.speculate("lookup", statistics=learned), **options)
     seen.append(timed())
     assert seen == sorted(set(seen))
-    heads = Medusa(MedusaHeads(MedusaConfig(32, VOCABULARY, "linear", 3)), network.proj_out)
+    heads = MedusaDrafter(MedusaHeads(MedusaConfig(32, VOCABULARY, "linear", 3)), network.proj_out)
     prior = heads.needs.prior
     assert prior is not None
     plug = mmdec.speculate(heads, num_speculative_tokens=4, statistics=learned)
@@ -251,7 +251,7 @@ def state() -> dict[str, str]:
 
 def test_nothing_is_learned_in_modules_or_classes() -> None:
     network = whisper()
-    drafter = Medusa(MedusaHeads(MedusaConfig(32, VOCABULARY, "block", 3, 2, 48)), network.proj_out)
+    drafter = MedusaDrafter(MedusaHeads(MedusaConfig(32, VOCABULARY, "block", 3, 2, 48)), network.proj_out)
     before, held = state(), repr([(name, value) for name, value in vars(drafter).items() if name != "heads"])
     assert "mmdec.core.budget.CHAIN_PLANS" in before
     for proposing in (drafter, "lookup", "recycling"):

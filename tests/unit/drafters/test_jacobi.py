@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mmdec
 from mmdec.core.tree import trees_from_lists
-from mmdec.drafters.jacobi import MAX_NGRAMS, Jacobi, JacobiRow
+from mmdec.drafters.jacobi import MAX_NGRAMS, JacobiDrafter, JacobiRow
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from tests.support.tiny_text import language_model, prompts
 from tests.support.trees import is_chain
@@ -26,12 +26,12 @@ def context(tokens: list[list[int]]) -> Context:
 
 
 def test_nothing_is_stored_behind_a_first_token() -> None:
-    row = Jacobi().start(context([[1, 2, 3]]))[0]
+    row = JacobiDrafter().start(context([[1, 2, 3]]))[0]
     row.store(9, ())
     assert row.follow(9, 3) == []
 
 
-def round_of(drafter: Jacobi, state: list[JacobiRow], draft: Draft, best: list[int], new: list[int]) -> None:
+def round_of(drafter: JacobiDrafter, state: list[JacobiRow], draft: Draft, best: list[int], new: list[int]) -> None:
     """Tell the drafter the likeliest token after each node, and the new tokens."""
     logits = torch.nn.functional.one_hot(torch.tensor([best]), VOCABULARY).float()
     tokens = torch.tensor([new])
@@ -49,7 +49,7 @@ def paths(draft: Draft) -> list[list[int]]:
 
 
 def test_a_chain_holds_the_predictions_behind_the_mismatch() -> None:
-    drafter = Jacobi()
+    drafter = JacobiDrafter()
     state = drafter.start(context([[5]]))
     draft = drafter.propose(state, torch.tensor([5]), Plan(4, 4))
     assert is_chain(draft)
@@ -62,7 +62,7 @@ def test_a_chain_holds_the_predictions_behind_the_mismatch() -> None:
 
 
 def test_predictions_that_were_confirmed_behind_a_mismatch_are_stored() -> None:
-    drafter = Jacobi()
+    drafter = JacobiDrafter()
     state = drafter.start(context([[5]]))
     draft = trees_from_lists(torch.tensor([5]), [([6, 7, 8, 9], [0, 1, 2, 3])])
     state[0].levels, state[0].capacity = [[5, 6, 7, 8, 9]], 1
@@ -74,7 +74,7 @@ def test_predictions_that_were_confirmed_behind_a_mismatch_are_stored() -> None:
 
 def test_the_comb_stores_the_columns_that_it_has_grown() -> None:
     """A target whose next token is always one more: each tooth is right once it was predicted."""
-    drafter, root = Jacobi(), 5
+    drafter, root = JacobiDrafter(), 5
     state = drafter.start(context([[5]]))
     for _ in range(8):
         draft = drafter.propose(state, torch.tensor([root]), Plan(24, 8))
@@ -94,7 +94,7 @@ def test_the_comb_stores_the_columns_that_it_has_grown() -> None:
 
 
 def test_rounds_without_a_draft_move_the_comb() -> None:
-    drafter = Jacobi()
+    drafter = JacobiDrafter()
     state = drafter.start(context([[5]]))
     draft = drafter.propose(state, torch.tensor([5]), Plan(4, 4))
     round_of(drafter, state, draft, [10, 11, 12, 13, 14], [10])
@@ -104,7 +104,7 @@ def test_rounds_without_a_draft_move_the_comb() -> None:
 
 
 def test_guesses_that_were_wrong_are_not_drafted() -> None:
-    drafter = Jacobi()
+    drafter = JacobiDrafter()
     state, plan = drafter.start(context([[5]])), Plan(4, 4, threshold=0.1)
     for new in range(6, 20):
         draft = drafter.propose(state, torch.tensor([new - 1]), plan)
@@ -116,7 +116,7 @@ def test_guesses_that_were_wrong_are_not_drafted() -> None:
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8), st.integers(1, 4)), max_size=12), st.integers(0, 99))
 def test_drafts_are_trees_within_any_plans(plans: list[tuple[int, int, int]], seed: int) -> None:
     dice = torch.Generator().manual_seed(seed)
-    drafter, root = Jacobi(), 3
+    drafter, root = JacobiDrafter(), 3
     state = drafter.start(context([[1, 2, 3, 1, 2, 3]]))
     for nodes, depth, length in plans:
         draft = drafter.propose(state, torch.tensor([root]), Plan(nodes, depth))

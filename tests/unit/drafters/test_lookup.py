@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdec.core.tree import chain_drafts
-from mmdec.drafters.lookup import Lookup
+from mmdec.drafters.lookup import LookupDrafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Plan, Scores, Verdict
 from tests.support.trees import is_chain
@@ -51,7 +51,7 @@ def verdict(emitted: Sequence[Sequence[int]]) -> Verdict:
     )
 
 
-def advance(drafter: Lookup, state: object, emitted: Sequence[Sequence[int]]) -> torch.Tensor:
+def advance(drafter: LookupDrafter, state: object, emitted: Sequence[Sequence[int]]) -> torch.Tensor:
     """Update the state by a round that emitted these. Returns the roots."""
     roots = torch.tensor([row[-1] for row in emitted])
     none = chain_drafts(roots, [[] for _ in emitted])
@@ -69,7 +69,7 @@ def nodes(draft: object, row: int) -> tuple[list[int], list[int]]:
 def test_equals_naive_search(prompt: list[int], rounds: list[list[int]], longest: int, data: st.DataObject) -> None:
     shortest = data.draw(st.integers(1, longest))
     length = data.draw(st.integers(1, 6))
-    drafter = Lookup(longest, shortest)
+    drafter = LookupDrafter(longest, shortest)
     memory, text = drafter.start(context([prompt])), list(prompt)
     roots = torch.tensor(text[-1:])
     for emitted in [[], *rounds]:
@@ -84,7 +84,7 @@ def test_equals_naive_search(prompt: list[int], rounds: list[list[int]], longest
 @settings(max_examples=80, deadline=None)
 @given(st.lists(TEXT, min_size=1, max_size=4), st.integers(0, 9), st.integers(0, 5))
 def test_trees_are_well_formed(texts: list[list[int]], count: int, depth: int) -> None:
-    drafter = Lookup()
+    drafter = LookupDrafter()
     roots = torch.tensor([text[-1] for text in texts])
     draft = drafter.propose(drafter.start(context(texts)), roots, Plan(count, depth))
     for row, text in enumerate(texts):
@@ -103,7 +103,7 @@ def test_trees_are_well_formed(texts: list[list[int]], count: int, depth: int) -
 
 
 def test_tree_holds_continuations_of_shorter_matches() -> None:
-    drafter = Lookup()
+    drafter = LookupDrafter()
     text = [5, 6, 7, 1, 9, 7, 2, 8, 6, 7]  # "6 7" was followed by 1, "7" most recently by 2
     state = drafter.start(context([text]))
     assert nodes(drafter.propose(state, torch.tensor([7]), Plan(4, 2)), 0) == ([1, 9, 2, 8], [0, 1, 0, 3])
@@ -111,14 +111,14 @@ def test_tree_holds_continuations_of_shorter_matches() -> None:
 
 
 def test_padding_is_never_matched() -> None:
-    drafter = Lookup()
+    drafter = LookupDrafter()
     state = drafter.start(context([[1, 2, 3, 4, 5, 0], [7, 0]]))  # the second row's padding is 0 as well
     draft = drafter.propose(state, torch.tensor([0, 0]), Plan(3, 3))
     assert draft.size.tolist() == [1, 1]
 
 
 def test_dropped_rows_leave_the_others_unchanged() -> None:
-    drafter = Lookup()
+    drafter = LookupDrafter()
     state = drafter.start(context([[1, 2, 1], [3, 4], [5, 6, 7, 5]]))
     drafter.select(state, torch.tensor([2, 0]))
     draft = drafter.propose(state, torch.tensor([5, 1]), Plan(2, 2))
@@ -132,7 +132,7 @@ def test_dropped_rows_leave_the_others_unchanged() -> None:
 
 def test_a_hash_collision_is_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmdec.drafters.lookup.HASH_MODULUS", 1)  # every n-gram has the hash 0
-    drafter = Lookup()
+    drafter = LookupDrafter()
     draft = drafter.propose(drafter.start(context([[1, 2, 3]])), torch.tensor([3]), Plan(3, 3))
     assert draft.size.tolist() == [1]
 
@@ -140,7 +140,7 @@ def test_a_hash_collision_is_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("longest", "shortest"), [(3, 0), (1, 2), (0, 1)])
 def test_refuses_impossible_lengths(longest: int, shortest: int) -> None:
     with pytest.raises(InputError, match="must be at least"):
-        Lookup(longest, shortest)
+        LookupDrafter(longest, shortest)
 
 
 @settings(deadline=None, max_examples=200)
@@ -148,7 +148,7 @@ def test_refuses_impossible_lengths(longest: int, shortest: int) -> None:
 def test_a_text_with_removed_tokens_is_as_if_they_had_never_been(
     text: list[int], changes: list[tuple[int, list[int]]], longest: int
 ) -> None:
-    drafter, left = Lookup(longest), list(text)
+    drafter, left = LookupDrafter(longest), list(text)
     state = drafter.start(context([text]))
     for removed, added in changes:
         removed = min(removed, len(left))

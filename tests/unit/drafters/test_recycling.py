@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmdec.core.tree import root_only, trees_from_lists
-from mmdec.drafters.recycling import Recycling, tree_template
+from mmdec.drafters.recycling import RecyclingDrafter, tree_template
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from tests.support.trees import is_chain
@@ -82,7 +82,7 @@ def test_each_beginning_of_a_template_is_a_tree(nodes: int, depth: int) -> None:
 
 
 def test_the_best_path_comes_first() -> None:
-    drafter = Recycling()
+    drafter = RecyclingDrafter()
     state = drafter.start(context([[1, 2, 4, 1, 2, 3, 1]]))
     draft = drafter.propose(state, torch.tensor([1]), Plan(9, 3))
     assert draft.tokens[0, :4].tolist() == [1, 2, 3, 1]
@@ -91,7 +91,7 @@ def test_the_best_path_comes_first() -> None:
 
 
 def test_a_repeated_passage_comes_before_the_best_successors() -> None:
-    drafter = Recycling()
+    drafter = RecyclingDrafter()
     state = drafter.start(context([[8, 1, 2, 5, 6, 3, 2, 7, 8, 1, 2]]))  # 2 -> 7 came last, but 8, 1, 2 -> 5
     root = torch.tensor([2])
     assert drafter.propose(state, root, Plan(3, 3)).tokens.tolist() == [[2, 5, 6, 3]]
@@ -102,7 +102,7 @@ def test_a_repeated_passage_comes_before_the_best_successors() -> None:
 
 
 def test_a_chain_of_successors_ends_where_it_is_unlikely() -> None:
-    drafter = Recycling()
+    drafter = RecyclingDrafter()
     state = drafter.start(context([[4, 5] * 6 + [7, 7]]))  # 7, 7 is new
     sizes = [
         int(drafter.propose(state, torch.tensor([7]), Plan(7, 7, threshold=part)).size) for part in (0.9, 0.5, 0.0)
@@ -111,7 +111,7 @@ def test_a_chain_of_successors_ends_where_it_is_unlikely() -> None:
 
 
 def test_a_chain_ends_at_a_successor_that_was_hardly_preferred() -> None:
-    drafter = Recycling()
+    drafter = RecyclingDrafter()
     state = drafter.start(context([[1]]))
     logits = ranked([6, 2], [7, 2])
     logits[0, 0, 6], logits[0, 1, 7] = 6.0, -0.5  # 7 and 6 nats; 0.5
@@ -121,7 +121,7 @@ def test_a_chain_ends_at_a_successor_that_was_hardly_preferred() -> None:
 
 
 def test_prompt_teaches_neighbours_but_padding_does_not() -> None:
-    drafter = Recycling()
+    drafter = RecyclingDrafter()
     state = drafter.start(context([[7, 1, 2, 1, 3], [9, 9, 9, 9, 4]], [[True] * 5, [False] * 4 + [True]]))
     draft = drafter.propose(state, torch.tensor([1, 9]), Plan(4, 2))
     assert draft.size.tolist() == [4, 1]  # 1 -> 3, 2; 2 -> 1
@@ -130,7 +130,7 @@ def test_prompt_teaches_neighbours_but_padding_does_not() -> None:
 
 
 def test_accepted_nodes_prevail_over_rejected_ones() -> None:
-    drafter = Recycling()
+    drafter = RecyclingDrafter()
     state = drafter.start(context([[5]]))
     # root 5 with children 6 (rejected) and 7 (accepted), 7's child is again 6 (accepted)
     draft = trees_from_lists(torch.tensor([5]), [([6, 7, 6], [0, 0, 2])])
@@ -143,7 +143,7 @@ def test_accepted_nodes_prevail_over_rejected_ones() -> None:
 
 
 def test_successors_are_learned_at_rejected_nodes() -> None:
-    drafter = Recycling()
+    drafter = RecyclingDrafter()
     state = drafter.start(context([[5]]))
     draft = trees_from_lists(torch.tensor([3]), [([8], [0])])
     drafter.update(state, draft, Scores(ranked([2], [11, 12])), verdict([0], [2]))
@@ -154,7 +154,7 @@ def test_successors_are_learned_at_rejected_nodes() -> None:
 @given(st.integers(0, 30), st.integers(0, 6), st.integers(2, 12), st.integers(1, 4), st.integers(0, 999))
 def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, vocab: int, rows: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    drafter, plan = Recycling(), Plan(nodes, depth)
+    drafter, plan = RecyclingDrafter(), Plan(nodes, depth)
     state = drafter.start(context(torch.randint(vocab, (rows, 5), generator=generator).tolist()))
     roots = torch.randint(vocab, (rows,), generator=generator)
     for _ in range(4):
@@ -171,7 +171,7 @@ def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, vocab: int, ro
 def test_each_run_begins_with_a_copy_of_the_initial_successors() -> None:
     warm = torch.full((20, 8), -1)
     warm[3, :2] = torch.tensor([4, 5])
-    drafter = Recycling(warm)
+    drafter = RecyclingDrafter(warm)
     warm[3, 0] = 9
     memory, other = drafter.start(context([[1]])), drafter.start(context([[1]]))
     roots = torch.tensor([3])
@@ -182,11 +182,11 @@ def test_each_run_begins_with_a_copy_of_the_initial_successors() -> None:
 
 
 def test_initial_successors_must_fit_the_target() -> None:
-    drafter = Recycling(torch.full((20, 8), -1))
+    drafter = RecyclingDrafter(torch.full((20, 8), -1))
     drafter.check(Size(20))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="each of the target's 21 tokens"):
         drafter.check(Size(21))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="matrix of token ids"):
-        Recycling(torch.zeros(20, 8))
+        RecyclingDrafter(torch.zeros(20, 8))
     with pytest.raises(InputError, match="matrix of token ids"):
-        Recycling(torch.zeros(20, 4, dtype=torch.long))
+        RecyclingDrafter(torch.zeros(20, 4, dtype=torch.long))

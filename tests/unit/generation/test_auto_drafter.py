@@ -15,13 +15,13 @@ import torch
 import mmdec
 from mmdec.checks.files import write_atomically
 from mmdec.drafters.ctc.checkpoint import save_ctc, token_merges
-from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
+from mmdec.drafters.ctc.drafter import CtcDrafter, MultilingualCtcDrafter
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import TokenPieces
 from mmdec.drafters.ctc.training.measure import ctc_token_ids
-from mmdec.drafters.lookup import Lookup
+from mmdec.drafters.lookup import LookupDrafter
 from mmdec.drafters.medusa.checkpoint import save_heads
-from mmdec.drafters.medusa.drafter import Medusa
+from mmdec.drafters.medusa.drafter import MedusaDrafter
 from mmdec.drafters.medusa.network import MedusaConfig
 from mmdec.generation.auto_drafter import (
     SHIPPED_FILE,
@@ -67,7 +67,7 @@ def words(model: Any, **options: Any) -> list[int]:
 
 def test_a_plain_model_needs_no_drafter(bare: Path) -> None:
     whisper = load_whisper(bare, "cpu")
-    assert isinstance(auto_drafter(whisper.model, whisper.directory), Lookup)
+    assert isinstance(auto_drafter(whisper.model, whisper.directory), LookupDrafter)
     assert words(whisper) == words(whisper, drafter=None)
     both = mmdec.transcribe([buzz(0.7)] * 2, sample_rate=RATE, model=whisper, max_new_tokens=8)
     assert both[1].tokens == words(whisper, drafter=None)
@@ -93,7 +93,7 @@ def test_shipped_ones_are_found_for_every_copy(
     copy: Any = type(model).from_pretrained(tmp_path / "copy", dtype=dtype).eval()
     assert is_shipped_for(copy, shipped / SHIPPED_FILE)
     result = auto_drafter(copy)
-    assert isinstance(result, Medusa)
+    assert isinstance(result, MedusaDrafter)
     assert auto_drafter(copy) is result  # read once
     assert next(result.heads.parameters()).dtype == dtype
 
@@ -104,15 +104,15 @@ def test_a_fine_tuned_copy_gets_lookup(shipped: Path, bare: Path) -> None:
         for weight in tuned.parameters():
             weight.mul_(1.05)
     assert not is_shipped_for(tuned, shipped / SHIPPED_FILE)
-    assert isinstance(auto_drafter(tuned), Lookup)
+    assert isinstance(auto_drafter(tuned), LookupDrafter)
 
 
 def test_another_model_of_this_shape_gets_lookup(shipped: Path) -> None:
     other = network(processor().tokenizer, seed=8)  # type: ignore[attr-defined]
     assert not is_shipped_for(other, shipped / SHIPPED_FILE)
-    assert isinstance(auto_drafter(other), Lookup)
-    assert isinstance(auto_drafter(network(processor().tokenizer, d_model=16)), Lookup)  # type: ignore[attr-defined]
-    assert isinstance(auto_drafter(language_model("llama")), Lookup)
+    assert isinstance(auto_drafter(other), LookupDrafter)
+    assert isinstance(auto_drafter(network(processor().tokenizer, d_model=16)), LookupDrafter)  # type: ignore[attr-defined]
+    assert isinstance(auto_drafter(language_model("llama")), LookupDrafter)
 
 
 @pytest.mark.parametrize("damage", ["weights", "config", "another model's", "list"])
@@ -147,36 +147,36 @@ def test_heads_for_several_languages_are_combined(shipped: Path, bare: Path) -> 
         save_ctc(shipped / f"ctc-{seed}", head, pieces, replace(known, languages=languages))
     write_shipped(shipped, whisper.model, ["ctc-0", "ctc-1", "medusa"])
     result = auto_drafter(whisper.model)
-    assert isinstance(result, CtcByLanguage)
+    assert isinstance(result, MultilingualCtcDrafter)
     assert [set(head.languages) for head in result.heads] == [set(known.languages), {5}]
     assert result.name == auto_drafter(whisper.model).name
     assert words(whisper) == words(whisper, drafter=None)
     save_ctc(shipped / "ctc-all", head, pieces, replace(known, languages=()))
     write_shipped(shipped, whisper.model, ["ctc-0", "ctc-all", "ctc-1"])
     joined = auto_drafter(load_whisper(bare, "cpu").model)
-    assert isinstance(joined, CtcByLanguage)
+    assert isinstance(joined, MultilingualCtcDrafter)
     assert [set(head.languages) for head in joined.heads] == [set(known.languages), set()]
     write_shipped(shipped, whisper.model, ["ctc-0", "medusa"])
-    assert isinstance(auto_drafter(load_whisper(bare, "cpu").model), Ctc)
+    assert isinstance(auto_drafter(load_whisper(bare, "cpu").model), CtcDrafter)
     write_shipped(shipped, whisper.model, ["medusa", "ctc-0"])
-    assert isinstance(auto_drafter(load_whisper(bare, "cpu").model), Medusa)
+    assert isinstance(auto_drafter(load_whisper(bare, "cpu").model), MedusaDrafter)
     (shipped / "ctc-1" / "model.safetensors").write_bytes(b"no")
     write_shipped(shipped, whisper.model, ["ctc-0", "ctc-1"])
     with pytest.warns(UserWarning, match='drafter="auto" skips ctc-1, which cannot be used'):
-        assert isinstance(auto_drafter(whisper.model), Ctc)
+        assert isinstance(auto_drafter(whisper.model), CtcDrafter)
 
 
 def test_every_public_call_takes_auto(shipped: Path, bare: Path) -> None:
     model: Any = type(read_whisper(bare)).from_pretrained(bare).eval()
     speculation = mmdec.speculate()
-    assert isinstance(speculation.drafter_for(model), Medusa)
+    assert isinstance(speculation.drafter_for(model), MedusaDrafter)
     assert speculation.drafter_for(model) is speculation.drafter_for(model)
     text: Any = language_model("llama")
     prompt = torch.tensor([[5, 6, 7, 5, 6]])
     result = mmdec.generate(text, prompt, max_new_tokens=6, do_sample=False)
     assert torch.equal(result.sequences, text.generate(prompt, max_new_tokens=6, do_sample=False))
     with pytest.raises(mmdec.InputError, match="`name` must be new"):
-        mmdec.register_drafter("auto", Lookup)
+        mmdec.register_drafter("auto", LookupDrafter)
 
 
 def test_a_calibration_shipped_for_the_weights_is_used(shipped: Path, bare: Path) -> None:

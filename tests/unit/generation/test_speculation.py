@@ -14,7 +14,7 @@ import torch
 import mmdec
 from mmdec.core.tree import chain_drafts
 from mmdec.drafters.ctc.tokens import Merges, TokenPieces
-from mmdec.drafters.lookup import Lookup
+from mmdec.drafters.lookup import LookupDrafter
 from mmdec.errors import InputError
 from mmdec.pretrained.vlm import load_vlm
 from mmdec.targets.media import MediaTarget
@@ -116,7 +116,7 @@ def pickled(value: Any) -> Any:
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 @pytest.mark.parametrize(
-    "drafter", ["lookup", "recycling", "auto", None, "mmdec.drafters.lookup:Lookup", "model", Lookup()]
+    "drafter", ["lookup", "recycling", "auto", None, "mmdec.drafters.lookup:LookupDrafter", "model", LookupDrafter()]
 )
 def test_a_custom_loop_goes_to_a_worker_process(copied: Any, drafter: Any) -> None:
     model, ids = language_model(), torch.tensor([[3, 4, 5, 3, 4, 5]])
@@ -235,7 +235,7 @@ def test_copies_share_the_warnings_of_a_loop() -> None:
         "do_sample": False,
         "logits_processor": [lambda ids, scores: scores],
     }
-    copies = [loop.with_drafter(Lookup(), 4), loop.with_seed(3), loop.with_drafter(Lookup())]
+    copies = [loop.with_drafter(LookupDrafter(), 4), loop.with_seed(3), loop.with_drafter(LookupDrafter())]
     assert [copy_.options.num_speculative_tokens for copy_ in copies] == [4, None, None]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -12,7 +12,7 @@ import torch
 import mmdec
 from mmdec.errors import InputError
 from mmdec.pretrained import early_exit as module
-from mmdec.pretrained.early_exit import EarlyExit
+from mmdec.pretrained.early_exit import EarlyExitDrafter
 from tests.support.families import model_of
 from tests.support.tiny_text import language_model, prompts
 
@@ -41,7 +41,7 @@ def decode(model: Any, drafter: Any, batch: int = 1, **options: Any) -> Any:
 @pytest.mark.filterwarnings("error")
 def test_a_model_whose_last_layers_do_nothing_drafts_for_itself() -> None:
     model = with_idle_layers(3, 4, 5)
-    result = decode(model, EarlyExit(model, 3))
+    result = decode(model, EarlyExitDrafter(model, 3))
     assert all(round_.accepted == round_.drafted for round_ in result.rounds)
     assert result.tokens_per_round > 4
 
@@ -52,7 +52,7 @@ def test_the_best_exit_is_found() -> None:
     for index in (6, 7):
         model.model.layers[index].self_attn.o_proj.weight.data.zero_()
         model.model.layers[index].mlp.down_proj.weight.data.zero_()
-    drafter = EarlyExit(model)
+    drafter = EarlyExitDrafter(model)
     assert drafter.layers == (0, 1, 2, 3)
     decode(model, drafter)
     assert drafter.layers == (0, 1)  # a quarter of the layers predicts as much as a half
@@ -62,7 +62,7 @@ def test_the_best_exit_is_found() -> None:
 def test_a_set_of_skipped_layers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TRIAL_ROUNDS", 1)
     model = with_idle_layers(1, 3, 4)
-    drafter = EarlyExit(model)
+    drafter = EarlyExitDrafter(model)
     for _ in range(3):
         result = decode(model, drafter)
     assert {0, 2, 5} <= {*drafter.layers}
@@ -76,16 +76,16 @@ def test_the_copy_may_change_while_rows_end(nodes: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "TRIAL_ROUNDS", 1)
     monkeypatch.setattr(module, "TRIAL_TOKENS", 4)
     changes = list[int]()
-    change = EarlyExit._change
+    change = EarlyExitDrafter._change
 
-    def record_change(self: EarlyExit, state: Any) -> None:
+    def record_change(self: EarlyExitDrafter, state: Any) -> None:
         changes.append(len(state.live))
         change(self, state)
 
-    monkeypatch.setattr(EarlyExit, "_change", record_change)
+    monkeypatch.setattr(EarlyExitDrafter, "_change", record_change)
     for seed in range(3):
         model = language_model("llama", seed, num_hidden_layers=5, initializer_range=0.3)
-        decode(model, EarlyExit(model), batch=4, nodes=nodes, max_new_tokens=40, eos_token_id=[2, 7, 11, 19, 30])
+        decode(model, EarlyExitDrafter(model), batch=4, nodes=nodes, max_new_tokens=40, eos_token_id=[2, 7, 11, 19, 30])
     assert changes
     assert any(rows < 4 for rows in changes)
 
@@ -93,15 +93,15 @@ def test_the_copy_may_change_while_rows_end(nodes: Any, monkeypatch: pytest.Monk
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 def test_the_name_gives_one_drafter_for_all_calls() -> None:
     model = language_model("llama", num_hidden_layers=4)
-    assert EarlyExit.from_model(model) is EarlyExit.from_model(model)
+    assert EarlyExitDrafter.from_model(model) is EarlyExitDrafter.from_model(model)
     decode(model, "early_exit", max_new_tokens=20)
-    assert EarlyExit.from_model(model).name.startswith("early-exit(")
-    assert EarlyExit(model, [0, 2]).name.startswith("early-exit-0.2(")
+    assert EarlyExitDrafter.from_model(model).name.startswith("early-exit(")
+    assert EarlyExitDrafter(model, [0, 2]).name.startswith("early-exit-0.2(")
 
 
 def test_early_exit_does_not_keep_the_model_alive() -> None:
     model = language_model("llama")
-    EarlyExit.from_model(model)
+    EarlyExitDrafter.from_model(model)
     gone = ref(model)
     del model
     gc.collect()
@@ -119,14 +119,14 @@ def test_early_exit_follows_the_models_attention_implementation() -> None:
 @pytest.mark.parametrize("layers", [0, 2, -1, True, [], [1, 0], [0, 0], [2], [0, 1], "0", 1.5, {0}])
 def test_wrong_layers_are_refused(layers: Any) -> None:
     with pytest.raises(InputError, match="`layers` must be a number from 1 to 1, or ascending indices"):
-        EarlyExit(language_model("llama"), layers)
+        EarlyExitDrafter(language_model("llama"), layers)
 
 
 def test_another_model_is_refused() -> None:
     model = language_model("llama")
     with pytest.raises(InputError, match="early exit is another's"):
-        mmdec.generate(language_model("llama", 3), prompts(1), EarlyExit(model), **OPTIONS)
+        mmdec.generate(language_model("llama", 3), prompts(1), EarlyExitDrafter(model), **OPTIONS)
     with pytest.raises(InputError, match="has one layer"):
-        EarlyExit(language_model("llama", num_hidden_layers=1))
+        EarlyExitDrafter(language_model("llama", num_hidden_layers=1))
     with pytest.raises(InputError, match="another one than early_exit"):
         mmdec.generate(model_of("Mamba2ForCausalLM"), torch.tensor([[5, 6]]), "early_exit", max_new_tokens=2)

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import mmdec
-from mmdec.drafters.small_model.drafter import SmallModel
-from mmdec.drafters.small_model.other_vocabulary import OtherVocabulary
+from mmdec.drafters.small_model.drafter import SmallModelDrafter
+from mmdec.drafters.small_model.other_vocabulary import OtherVocabularyDrafter
 from mmdec.errors import InputError
 from mmdec.generation.speculation import DecodingOptions, Speculation
 from mmdec.pretrained.language_model import load_language_model
@@ -38,7 +38,7 @@ def drafter_of(drafter: Any, model: Any) -> Any:
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 @pytest.mark.parametrize("given", ["folder", "object"])
-@pytest.mark.parametrize(("name", "kind"), [("same", SmallModel), ("other", OtherVocabulary)])
+@pytest.mark.parametrize(("name", "kind"), [("same", SmallModelDrafter), ("other", OtherVocabularyDrafter)])
 def test_the_tokenizers_decide_the_drafters_class(home: Path, name: str, kind: type, given: str) -> None:
     large = load_language_model(home / "large", "cpu")
     small: Any = home / name if given == "folder" else load_language_model(home / name, "cpu").model
@@ -59,8 +59,8 @@ def test_options_need_the_targets_tokenizer(home: Path, options: Any, given: str
     same, other = home / "same", home / "other"
     if given == "object":
         same, other = (load_language_model(folder, "cpu").model for folder in (same, other))
-    assert isinstance(drafter_of(mmdec.small_model(same, **options), large), SmallModel)
-    assert isinstance(drafter_of(mmdec.small_model(other), large), OtherVocabulary)
+    assert isinstance(drafter_of(mmdec.small_model(same, **options), large), SmallModelDrafter)
+    assert isinstance(drafter_of(mmdec.small_model(other), large), OtherVocabularyDrafter)
     with pytest.raises(InputError, match=f"`{next(iter(options))}` needs a smaller model with the target's tokenizer"):
         drafter_of(mmdec.small_model(other, **options), large)
 
@@ -68,12 +68,12 @@ def test_options_need_the_targets_tokenizer(home: Path, options: Any, given: str
 def test_transformers_models_bring_their_folders(home: Path) -> None:
     large = AutoModelForCausalLM.from_pretrained(home / "large")
     small = AutoModelForCausalLM.from_pretrained(home / "other")
-    assert isinstance(drafter_of(small, large), OtherVocabulary)
+    assert isinstance(drafter_of(small, large), OtherVocabularyDrafter)
 
 
 def test_the_targets_tokenizer_may_be_given(home: Path) -> None:
     nowhere = language_model("llama", 4, vocab_size=270)  # made from a configuration: it has no folder
-    assert isinstance(mmdec.load_drafter(home / "other", nowhere, tokenizer=_tokenizer(home)), OtherVocabulary)
+    assert isinstance(mmdec.load_drafter(home / "other", nowhere, tokenizer=_tokenizer(home)), OtherVocabularyDrafter)
 
 
 def test_without_a_tokenizer_a_larger_vocabulary_is_refused(home: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig,
 
 import mmdec
 from mmdec.errors import InputError
-from mmdec.pretrained.mtp import Mtp
+from mmdec.pretrained.mtp import MtpDrafter
 from mmdec.types import Plan
 from tests.support.draft_networks import paths, start_drafter
 from tests.support.grid import slow_but
@@ -95,7 +95,7 @@ def test_texts_equal_plain_decoding(model: Any, batch: int) -> None:
 def test_transformers_drafts_the_same_tokens(model: Any) -> None:
     from transformers.generation.candidate_generator import MTPCandidateGenerator
 
-    drafter, drafts = Mtp.from_model(model), list[tuple[int, int]]()
+    drafter, drafts = MtpDrafter.from_model(model), list[tuple[int, int]]()
     propose = drafter.propose
 
     def record_draft(state: Any, roots: Tensor, plan: Plan) -> Any:
@@ -128,7 +128,7 @@ def test_transformers_drafts_the_same_tokens(model: Any) -> None:
 @torch.no_grad()
 def test_the_cache_equals_one_pass_over_everything(model: Any) -> None:
     """Ragged rows: the first level's logits by the head over each row alone, from its first column."""
-    drafter, rows, roots = Mtp.from_model(model), [[5, 6, 7, 8, 9], [11, 12, 13], [20]], [7, 9, 4]
+    drafter, rows, roots = MtpDrafter.from_model(model), [[5, 6, 7, 8, 9], [11, 12, 13], [20]], [7, 9, 4]
     memory = start_drafter(model, drafter, rows, roots)  # type: ignore[arg-type]
     draft = drafter.propose(memory, torch.tensor(roots), Plan(6, 2))  # type: ignore[arg-type]
     for row, text in enumerate(rows):

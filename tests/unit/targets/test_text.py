@@ -31,7 +31,7 @@ from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import chain_drafts
 from mmdec.core.verify import MatchRule
-from mmdec.drafters.lookup import Lookup
+from mmdec.drafters.lookup import LookupDrafter
 from mmdec.errors import InputError
 from mmdec.targets.kv_cache import GrowingLayer, KVPool, check_cache
 from mmdec.targets.text import TextTarget
@@ -61,7 +61,7 @@ def plain(model: PreTrainedModel, ids: Tensor, mask: Tensor, new: int, cache: Dy
 
 def run(model: PreTrainedModel, ids: Tensor, new: int, nodes: int, **inputs: Any) -> Tensor:
     text = Sequences(ids, Stop(ids.shape[1] + new))
-    drafter = Lookup() if nodes else None
+    drafter = LookupDrafter() if nodes else None
     for _ in decode(TextTarget(model), {"input_ids": ids, **inputs}, text, MatchRule(), drafter, FixedBudget(nodes)):
         pass
     return text.padded_ids(0)

@@ -17,7 +17,7 @@ from PIL import Image
 
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.drafters.lookup import Lookup
+from mmdec.drafters.lookup import LookupDrafter
 from mmdec.errors import InputError
 from mmdec.pretrained.language_model import load_language_model
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
@@ -63,7 +63,7 @@ def test_answers_are_those_of_generate(loaded: tuple[Any, Any]) -> None:
     assert len({tuple(tokens) for tokens in expected}) == len(expected)  # they depend on what is shown and asked
     assert len(set(map(len, expected))) > 1 or all(len(tokens) == 24 for tokens in expected)
     call = {"model": model, "processor": processor}
-    for drafter, size in (("lookup", 8), ("recycling", 2), (None, 1), (Lookup(), 3)):
+    for drafter, size in (("lookup", 8), ("recycling", 2), (None, 1), (LookupDrafter(), 3)):
         result = mmdec.describe(asked, prompts, drafter=drafter, batch_size=size, num_speculative_tokens=4, **call)
         assert [answer.tokens for answer in result] == expected
         for answer in result:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import mmdec
 from mmdec.drafters import built_in, registry
 from mmdec.drafters.eagle.eagle import EagleInputNetwork
-from mmdec.drafters.lookup import Lookup
+from mmdec.drafters.lookup import LookupDrafter
 from mmdec.drafters.networks.config import DraftConfig
 from mmdec.drafters.registry import built_in_network, network_class
 from mmdec.errors import InputError
@@ -48,7 +48,7 @@ def test_a_broken_generation_config_is_refused_when_it_is_read(folder: Path, nam
 def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path) -> None:
     vlm = load_vlm(folder, "cpu")
     plain = mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=None)
-    assert isinstance(drafter_of(vlm, "auto"), Lookup)
+    assert isinstance(drafter_of(vlm, "auto"), LookupDrafter)
     for name in ("eagle", "msd"):
         with pytest.raises(
             InputError, match=f"`drafter` must have weights for this model, but '{name}' has none"
@@ -78,7 +78,7 @@ def test_a_drafter_name_wins_over_a_folder_of_that_name(
         (here / name).mkdir(parents=True)  # a folder without weights
     monkeypatch.chdir(here)
     vlm = load_vlm(folder.resolve(), "cpu")
-    assert isinstance(drafter_of(vlm, "lookup"), Lookup)
+    assert isinstance(drafter_of(vlm, "lookup"), LookupDrafter)
     drafter_weights("eagle", vlm.model, folder / "eagle")
     named: Any = drafter_of(vlm, "eagle")
     assert named.name.startswith("eagle")

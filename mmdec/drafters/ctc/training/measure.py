@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mmdec.core.tree import root_only
 from mmdec.drafters.ctc.checkpoint import CtcTokenIds, read_ctc, save_ctc, token_merges
-from mmdec.drafters.ctc.drafter import Ctc
+from mmdec.drafters.ctc.drafter import CtcDrafter
 from mmdec.drafters.ctc.network import CtcHead
 from mmdec.drafters.ctc.tokens import FIRST_PIECE, TokenPieces
 from mmdec.drafters.ctc.training.data import NO_DISTORTION
@@ -62,7 +62,7 @@ class RoundCounts:
 
 
 def simulate_rounds(
-    drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequence[int], plan: Plan
+    drafter: CtcDrafter, states: Tensor, prompt: Sequence[int], text: Sequence[int], plan: Plan
 ) -> RoundCounts:
     """Simulate speculative decoding of a text that is known, and count its rounds.
 
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.out is not None:
             print(save_ctc(options.out, head, pieces, tokens, ngram, options.trained))
         if options.corpus is not None:
-            _measure(options, whisper, Ctc(head, pieces, tokens.first_time, tokens.end, ngram=ngram))
+            _measure(options, whisper, CtcDrafter(head, pieces, tokens.first_time, tokens.end, ngram=ngram))
     except MmdecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -186,7 +186,7 @@ def _sentences(folders: Sequence[Path], language: str) -> Iterable[str]:
     return dict.fromkeys(texts)
 
 
-def _measure(options: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) -> None:
+def _measure(options: argparse.Namespace, whisper: LoadedWhisper, drafter: CtcDrafter) -> None:
     """Print the head's word errors and its tokens per round for each tree size, decoding being simulated."""
     transcriber, folder = WindowTranscriber(whisper), options.states
     store = FrameStore(folder / "states", whisper.model.config.d_model)

@@ -58,7 +58,7 @@ class KnownTextRow:
 
 
 @final
-class KnownText:
+class KnownTextDrafter:
     """A drafter that drafts texts which are known beforehand, one text for each row of the batch.
 
     The model may write numbers, names and punctuation differently. So after each round, the drafter uses the accepted
@@ -293,7 +293,7 @@ class WindowTranscriber:
         states = self.states(sounds, whole)
         token_ids = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
         prompts, timed = [self.prompt(window.language) for window in windows], [True] * len(windows)
-        drafter = KnownText(token_ids, self.first_time)
+        drafter = KnownTextDrafter(token_ids, self.first_time)
         texts = decode_greedily(
             self.whisper.model, states, prompts, timed, MAX_TRANSCRIPT_TOKENS, drafter, KNOWN_TEXT_NODES
         )

@@ -31,7 +31,7 @@ from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree_shape import HeadAccuracy, default_probabilities
 from mmdec.core.verify import MatchRule
-from mmdec.drafters.medusa.drafter import Medusa
+from mmdec.drafters.medusa.drafter import MedusaDrafter
 from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE, split_at_pauses
 from mmdec.training.checkpoints import check_positive, token_list
@@ -76,7 +76,9 @@ def decode_greedily(
     Returns:
         Its new token ids, with the end token if it was reached.
     """
-    shape = HeadAccuracy(default_probabilities(drafter.heads.config.heads)) if isinstance(drafter, Medusa) else None
+    shape = (
+        HeadAccuracy(default_probabilities(drafter.heads.config.heads)) if isinstance(drafter, MedusaDrafter) else None
+    )
     texts: list[list[int]] = [[] for _ in prompts]
     for under_rules in (False, True):
         rows = [row for row, flag in enumerate(timed) if flag == under_rules]

@@ -25,7 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.core.tree_shape import MAX_RANKS
 from mmdec.drafters.medusa.checkpoint import load_heads, save_heads
-from mmdec.drafters.medusa.drafter import Medusa
+from mmdec.drafters.medusa.drafter import MedusaDrafter
 from mmdec.drafters.medusa.network import HeadKind, MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import (
     LANGUAGE_PLACEHOLDER,
@@ -413,7 +413,9 @@ class MedusaModule(DrafterModule):
         if missing:
             nodes, missing_prompts = self.options.draft_nodes, [prompts[row] for row in missing]
             # The heads in training may have another dtype than the model, so a converted copy drafts.
-            drafter = Medusa(copy.deepcopy(self.heads).to(self.base.dtype), self.base.proj_out) if nodes else None
+            drafter = (
+                MedusaDrafter(copy.deepcopy(self.heads).to(self.base.dtype), self.base.proj_out) if nodes else None
+            )
             timed = [batch.timed[row] for row in missing]
             fresh = decode_greedily(
                 self.base, states[missing], missing_prompts, timed, self.options.max_tokens, drafter, nodes

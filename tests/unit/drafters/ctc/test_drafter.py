@@ -17,10 +17,10 @@ from mmdec.drafters.ctc.drafter import (
     MAX_WORD,
     SILENCE_STATES,
     Alignment,
-    Ctc,
-    CtcByLanguage,
+    CtcDrafter,
     CtcRow,
     CtcState,
+    MultilingualCtcDrafter,
     state_lengths,
 )
 from mmdec.drafters.ctc.network import BLANK, CtcHead, CtcHeadConfig
@@ -76,16 +76,16 @@ def logprobs_of_path(path: list[int], size: int, sure: float = 0.9) -> np.ndarra
     return np.log(table)
 
 
-def drafter(ngram: PieceNGram | None = None) -> Ctc:
+def drafter(ngram: PieceNGram | None = None) -> CtcDrafter:
     """Hears the bytes a to z, and "the" as a piece of its own."""
     alphabet = [{32: 0}.get(value, value - 96 if 97 <= value <= 122 else -1) for value in range(256)]
     t, h, e = 20, 8, 5
     merges = Merges([(t, h, 40), (0, 40, 41), (41, e, 42), (40, e, 43)], alphabet)
     pieces = TokenPieces(merges, [*range(27), 43])
-    return Ctc(CtcHead(CtcHeadConfig(32, len(pieces), 1, 16, 1, 3)), pieces, TIMESTAMPS, EOT, ngram=ngram)
+    return CtcDrafter(CtcHead(CtcHeadConfig(32, len(pieces), 1, 16, 1, 3)), pieces, TIMESTAMPS, EOT, ngram=ngram)
 
 
-def grow(made: Ctc, logprobs: np.ndarray, accepted: list[int], plan: Plan, timed: bool = False) -> Draft:
+def grow(made: CtcDrafter, logprobs: np.ndarray, accepted: list[int], plan: Plan, timed: bool = False) -> Draft:
     """The draft after some accepted tokens."""
     state = CtcState([CtcRow(made, timed, TIMESTAMPS, alignment=Alignment(logprobs))])
     if accepted:
@@ -95,7 +95,7 @@ def grow(made: Ctc, logprobs: np.ndarray, accepted: list[int], plan: Plan, timed
     return made.propose(state, torch.zeros(1, dtype=torch.long), plan)
 
 
-def run(made: Ctc, path: list[int], accepted: list[int], nodes: int = 12, timed: bool = False) -> list[int]:
+def run(made: CtcDrafter, path: list[int], accepted: list[int], nodes: int = 12, timed: bool = False) -> list[int]:
     """The draft's only path."""
     draft = grow(made, logprobs_of_path(path, len(made.pieces)), accepted, Plan(nodes, nodes), timed)
     assert draft.parents[0, 1:].tolist() == [*range(len(draft.parents[0]) - 1)]
@@ -132,7 +132,7 @@ def test_each_row_is_drafted_by_the_head_of_its_language() -> None:
     """Rows of the first head's language, of the second's, of both, of none."""
     made = [ctc("babbling", seed) for seed in (0, 1)]
     made[0].languages, made[1].languages = frozenset([7, 9]), frozenset([8, 9])
-    both, languages = CtcByLanguage(made), [7, 8, 9, 10]
+    both, languages = MultilingualCtcDrafter(made), [7, 8, 9, 10]
     tokens = torch.tensor([[3, language, TIMESTAMPS - 1] for language in languages])
     positions = torch.arange(3).expand(4, -1)
     states = torch.randn(4, 40, 32, generator=torch.Generator().manual_seed(0))
@@ -172,16 +172,18 @@ def test_a_refused_task_gets_no_drafts_and_no_row_is_heard_twice(monkeypatch: py
     made = [ctc("babbling", seed) for seed in (0, 1)]
     for drafter in made:
         drafter.languages, drafter.refused = frozenset([7]), frozenset([9])
-    heard: list[tuple[Ctc, int]] = []
+    heard: list[tuple[CtcDrafter, int]] = []
     monkeypatch.setattr(
-        Ctc, "_listen", lambda self, states, read: [heard.append((self, one)) or np.zeros((3, 9)) for one in read]
+        CtcDrafter,
+        "_listen",
+        lambda self, states, read: [heard.append((self, one)) or np.zeros((3, 9)) for one in read],
     )
     tokens = torch.tensor([[3, 7, 8], [3, 7, 9], [3, 6, 8]])
     positions = torch.arange(3).expand(3, -1)
     context = Context(
         tokens, tokens >= 0, positions[None], positions[:, -1] + 1, encoder=EncoderContext(torch.zeros(3, 40, 32))
     )
-    memory = CtcByLanguage(made).start(context)
+    memory = MultilingualCtcDrafter(made).start(context)
     assert heard == [(made[0], 40)]
     assert [row.alignment is not None for row in memory.rows] == [True, False, False]
 
@@ -332,7 +334,7 @@ def test_a_folder_drafts_only_for_its_model(tmp_path: Path) -> None:
     tokens = CtcTokenIds(TIMESTAMPS, EOT, VOCABULARY, "somebody/whisper", [7])
     folder = save_ctc(tmp_path / "ctc", made.head, made.pieces, tokens, trained="Trained on nothing.")
     result = load_drafter(folder, model)
-    assert isinstance(result, Ctc)
+    assert isinstance(result, CtcDrafter)
     assert result.pieces.token_ids == made.pieces.token_ids
     assert result.languages == {7}
     assert result.pieces.merges.rows == made.pieces.merges.rows

@@ -20,7 +20,7 @@ from mmdec.cli import app
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.tree_shape import MAX_RANKS, default_probabilities
 from mmdec.drafters.medusa.checkpoint import convert_medusa, load_heads, save_heads
-from mmdec.drafters.medusa.drafter import Medusa
+from mmdec.drafters.medusa.drafter import MedusaDrafter
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, EncoderContext, Plan, Prior, Scores, Verdict
@@ -62,7 +62,7 @@ def test_the_block_layer_equals_whispers() -> None:
 def test_more_ranks_than_the_model_has_tokens_are_refused(tokens: int, ranks: Any, least: int) -> None:
     made = heads(MedusaConfig(32, tokens, heads=3))
     with pytest.raises(InputError, match=f"of at least {least} tokens, .* but are for {tokens}"):
-        Medusa(made, nn.Linear(32, tokens, bias=False), ranks)
+        MedusaDrafter(made, nn.Linear(32, tokens, bias=False), ranks)
 
 
 def test_the_drafter_reads_what_training_reads() -> None:
@@ -72,7 +72,7 @@ def test_the_drafter_reads_what_training_reads() -> None:
     for config in (LINEAR, BLOCK):
         made = heads(config)
         output = nn.Linear(32, VOCABULARY, bias=False)
-        drafter = Medusa(made, output)
+        drafter = MedusaDrafter(made, output)
         batch, prompt = 3, 4
         states = torch.randn(batch, 7, 32, generator=generator)
         mask = torch.arange(prompt) >= torch.tensor([0, 2, 1])[:, None]
@@ -137,8 +137,8 @@ def test_expected_acceptance_is_a_distribution() -> None:
         (lambda: MedusaConfig(32, 9, heads=0), "heads"),
         (lambda: MedusaConfig(32, 9, "block", 3, 5, 48), "attention_heads"),
         (lambda: MedusaHeads(BLOCK)(torch.zeros(1, 1, 32)), "states"),
-        (lambda: Medusa(MedusaHeads(LINEAR), nn.Linear(32, 9)), "output"),
-        (lambda: Medusa(MedusaHeads(LINEAR), nn.Linear(32, VOCABULARY), [[0.5]]), "ranks"),
+        (lambda: MedusaDrafter(MedusaHeads(LINEAR), nn.Linear(32, 9)), "output"),
+        (lambda: MedusaDrafter(MedusaHeads(LINEAR), nn.Linear(32, VOCABULARY), [[0.5]]), "ranks"),
     ],
 )
 def test_bad_arguments_are_named(make: Any, match: str) -> None:

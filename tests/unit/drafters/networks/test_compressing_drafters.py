@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.drafters.flash.drafter import Flash
+from mmdec.drafters.flash.drafter import FlashDrafter
 from tests.support.compressing_drafters import ROWS, SYSTEMS, rounds_of
 from tests.support.draft_networks import Checked, draft_network, tree_growing
 from tests.support.tiny_text import language_model
@@ -53,7 +53,7 @@ def test_flash_drafts_beyond_its_slots_in_chains_alone() -> None:
     for tree, plan, depth in ((False, (7, 7), 7), (False, (12, 4), 4), (True, (12, 7), 3)):
         drafted: list[int] = []
         network: Any = draft_network("flash", model, slots=3, tree=tree)
-        drafter = Flash(network, model.get_input_embeddings(), model.get_output_embeddings())
+        drafter = FlashDrafter(network, model.get_input_embeddings(), model.get_output_embeddings())
         plug = mmdec.speculate(drafter, num_speculative_tokens=plan, on_round=_note(drafted))
         out = model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=plug)
         assert torch.equal(out, model.generate(ids, max_new_tokens=20, do_sample=False))

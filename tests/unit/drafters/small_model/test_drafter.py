@@ -15,7 +15,7 @@ import mmdec
 from mmdec.core.budget import FixedBudget
 from mmdec.core.tree import root_only
 from mmdec.core.verify import ResidualRule, SamplingState
-from mmdec.drafters.small_model.drafter import SmallModel
+from mmdec.drafters.small_model.drafter import SmallModelDrafter
 from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget
@@ -43,7 +43,7 @@ def paths(draft: Draft, row: int) -> list[list[int]]:
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_the_targets_own_greedy_chain_is_always_accepted(nodes: int, rows: int) -> None:
-    rounds = run(Toy(), SmallModel(Toy()), FixedBudget(nodes), PROMPTS[:rows], 24, eos=99)
+    rounds = run(Toy(), SmallModelDrafter(Toy()), FixedBudget(nodes), PROMPTS[:rows], 24, eos=99)
     assert len(rounds) > 2
     for round_ in rounds[1:]:
         for drafted, accepted, done in zip(round_.drafted, round_.accepted, round_.done, strict=True):
@@ -55,7 +55,7 @@ def test_the_targets_own_greedy_chain_is_always_accepted(nodes: int, rows: int) 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_the_cache_follows_every_round(rows: int) -> None:
     small = Toy(7, seed=1)
-    target, drafter = Toy(8, seed=2, blend=small, share=0.4), SmallModel(small, width=3)
+    target, drafter = Toy(8, seed=2, blend=small, share=0.4), SmallModelDrafter(small, width=3)
     rounds = run(target, drafter, CyclingBudget(), PROMPTS[:rows], 40)
     plain = texts(run(Toy(8, seed=2, blend=small, share=0.4), None, FixedBudget(0), PROMPTS[:rows], 40), rows)
     assert texts(rounds, rows) == plain
@@ -71,14 +71,14 @@ def test_the_cache_follows_every_round(rows: int) -> None:
 
 @pytest.mark.parametrize(("prompt", "answer", "silent"), [([1, 7], 2, True), ([1, 2], 7, True), ([1, 2], 2, False)])
 def test_nothing_is_proposed_after_an_unknown_token(prompt: list[int], answer: int, silent: bool) -> None:
-    drafter = SmallModel(Toy(7), width=3)
+    drafter = SmallModelDrafter(Toy(7), width=3)
     draft = drafter.propose(start(drafter, [prompt], [answer], 8), torch.tensor([answer]), Plan(3, 3))
     assert int(draft.size[0]) == (1 if silent else 4)
 
 
 def test_an_unknown_token_in_one_row_leaves_the_others_alone() -> None:
     small = Toy(7)
-    memory, given = start(drafter := SmallModel(small), [[1, 2], [3, 4]], [5, 6], 8), torch.tensor([7, 2])
+    memory, given = start(drafter := SmallModelDrafter(small), [[1, 2], [3, 4]], [5, 6], 8), torch.tensor([7, 2])
     zeros = torch.zeros_like(given)
     verdict = Verdict(zeros[:, None], given, given == 7, given[:, None], zeros + 1)
     drafter.update(memory, root_only(torch.tensor([5, 6])), Scores(torch.zeros(2, 1, 8)), verdict)
@@ -88,7 +88,7 @@ def test_an_unknown_token_in_one_row_leaves_the_others_alone() -> None:
 
 def test_fully_accepted_drafts_enter_the_cache() -> None:
     small = Toy()
-    run(Toy(), SmallModel(small), FixedBudget(3), [[1, 2]], 18, eos=99)
+    run(Toy(), SmallModelDrafter(small), FixedBudget(3), [[1, 2]], 18, eos=99)
     assert small.session is not None
     # a round: the two pending tokens, the root and one node, the root and two nodes
     assert small.session.passes[:7] == [1, 2, 3, 2, 2, 3, 2]
@@ -96,7 +96,7 @@ def test_fully_accepted_drafts_enter_the_cache() -> None:
 
 def test_trees_equal_eagles() -> None:
     toy = Toy(8, seed=3)
-    memory = start(drafter := SmallModel(toy, width=3), [[1, 2], [3, 4]], [5, 6], 8)
+    memory = start(drafter := SmallModelDrafter(toy, width=3), [[1, 2], [3, 4]], [5, 6], 8)
     draft = drafter.propose(memory, torch.tensor([5, 6]), Plan(8, 3))
     assert draft.probs is None
     for row, text in enumerate([[1, 2], [3, 4]]):
@@ -122,7 +122,7 @@ def test_trees_equal_eagles() -> None:
 @pytest.mark.parametrize("temperature", [None, 0.7])
 @pytest.mark.parametrize(("nodes", "depth"), [(0, 0), (1, 1), (4, 4), (5, 9), (7, 2), (12, 3), (40, 2)])
 def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, temperature: float | None) -> None:
-    drafter = SmallModel(Toy(6, seed=4), width=4)
+    drafter = SmallModelDrafter(Toy(6, seed=4), width=4)
     memory = start(drafter, [[1, 2], [3, 4], [5, 0]], [0, 1, 2], 6)
     generator = torch.Generator().manual_seed(5)
     warp = None if temperature is None else warp_at(temperature)
@@ -141,7 +141,7 @@ def test_drafts_are_trees_within_the_plan(nodes: int, depth: int, temperature: f
 @pytest.mark.parametrize(("nodes", "depth"), [(3, 3), (9, 3)])
 def test_drawn_children_come_with_their_distribution(nodes: int, depth: int) -> None:
     toy = Toy(6, seed=6)
-    memory = start(drafter := SmallModel(toy), [[1, 2], [3, 4]], [0, 1], 9)  # the target knows 9 tokens
+    memory = start(drafter := SmallModelDrafter(toy), [[1, 2], [3, 4]], [0, 1], 9)  # the target knows 9 tokens
     generator = torch.Generator().manual_seed(7)
     draft = drafter.propose(memory, torch.tensor([0, 1]), Plan(nodes, depth, warp_at(1.5), generator))
     assert draft.probs is not None
@@ -157,7 +157,7 @@ def test_drawn_children_come_with_their_distribution(nodes: int, depth: int) -> 
 
 def test_children_are_drawn_without_replacement_in_order() -> None:
     toy = Toy(4, seed=8)
-    drafter = SmallModel(toy)
+    drafter = SmallModelDrafter(toy)
     q = toy.logits([1, 2, 3]).softmax(-1).tolist()
     generator = torch.Generator().manual_seed(9)
     rows, calls = 100, 60
@@ -181,7 +181,7 @@ def test_children_are_drawn_without_replacement_in_order() -> None:
 
 @pytest.mark.parametrize(("nodes", "depth"), [(5, 3), (12, 4), (9, 1)])
 def test_the_shape_of_a_sampled_tree_does_not_depend_on_its_tokens(nodes: int, depth: int) -> None:
-    drafter = SmallModel(Toy(9, seed=10))
+    drafter = SmallModelDrafter(Toy(9, seed=10))
     memory = start(drafter, [[1, 2]] * 50, [0] * 50, 9)
     generator = torch.Generator().manual_seed(11)
     draft = drafter.propose(memory, torch.zeros(50, dtype=torch.long), Plan(nodes, depth, warp_at(2.0), generator))
@@ -192,7 +192,7 @@ def test_the_shape_of_a_sampled_tree_does_not_depend_on_its_tokens(nodes: int, d
 
 def test_a_narrow_distribution_gives_fewer_children_to_its_node_alone() -> None:
     """After token 0 the distribution has a single token."""
-    drafter = SmallModel(Toy(4, seed=10))
+    drafter = SmallModelDrafter(Toy(4, seed=10))
 
     def warp(logits: Tensor, paths: Sequence[Sequence[Sequence[int]]] = ()) -> Tensor:
         probs = logits.float().softmax(-1)
@@ -227,7 +227,7 @@ def test_drawn_trees_keep_the_targets_distribution(nodes: int, depth: int) -> No
     accepted = 0
     for number in range(runs):
         rule = ResidualRule(SamplingState(number, at_temperature(0.8)))
-        rounds = run(target, SmallModel(small), FixedBudget(nodes, depth), [[1, 2]] * rows, 3, rule, eos=99)
+        rounds = run(target, SmallModelDrafter(small), FixedBudget(nodes, depth), [[1, 2]] * rows, 3, rule, eos=99)
         accepted += sum(sum(round_.accepted) for round_ in rounds)
         seen.update(tuple(row) for row in texts(rounds, rows))
     chi = 0.0
@@ -241,7 +241,7 @@ def test_drawn_trees_keep_the_targets_distribution(nodes: int, depth: int) -> No
 
 
 def test_pairs_that_cannot_work_are_refused() -> None:
-    drafter = SmallModel(Toy(8))
+    drafter = SmallModelDrafter(Toy(8))
     drafter.check(Toy(8))
     drafter.check(Toy(9))
     with pytest.raises(InputError, match="at most the target's 7 tokens, but toy-0 has 8"):
@@ -251,7 +251,7 @@ def test_pairs_that_cannot_work_are_refused() -> None:
     with pytest.raises(InputError, match="on the target's device, meta"):
         drafter.check(elsewhere)
     with pytest.raises(InputError, match="`width` must be at least 1"):
-        SmallModel(Toy(), width=0)
+        SmallModelDrafter(Toy(), width=0)
 
 
 # --- positions -------------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_a_text_model_does_not_read_picture_columns() -> None:
     rows: list[list[Any]] = [[[7, 8], Picture.random(1), [9, 10, 11]], [[12, 13, 14]]]
     output = MediaTarget(model).prefill(batch_of("llava", rows), Needs())
     context, draft, scores = output.context, output.draft, output.scores
-    drafter = SmallModel(TextTarget(small))
+    drafter = SmallModelDrafter(TextTarget(small))
     state = drafter.start(context)
     roots, zeros = torch.tensor([20, 21]), torch.zeros(2, dtype=torch.long)
     drafter.update(state, draft, scores, Verdict(zeros[:, None], roots, zeros.bool(), roots[:, None], zeros + 1))
@@ -310,7 +310,7 @@ def test_a_text_model_does_not_read_picture_columns() -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_chain_ends_with_its_first_unlikely_token(threshold: float, size: int | None, rows: int) -> None:
     toy, prompts, roots = Toy(), [[1, 2, 3], [4, 5, 6], [1, 1, 1]][:rows], [2, 5, 3][:rows]
-    drafter = SmallModel(Toy())
+    drafter = SmallModelDrafter(Toy())
     draft = drafter.propose(start(drafter, prompts, roots, 8), torch.tensor(roots), Plan(6, 6, threshold=threshold))
     texts = [[*prompt, root] for prompt, root in zip(prompts, roots, strict=True)]
     probabilities, length = [1.0] * rows, 1
@@ -329,7 +329,7 @@ def test_a_chain_ends_with_its_first_unlikely_token(threshold: float, size: int 
 def test_a_chain_at_the_end_of_its_positions_is_a_shorter_chain() -> None:
     roots = torch.tensor([2])
     for threshold in (0.0, 1e-9):
-        drafter = SmallModel(Toy(), positions=7)
+        drafter = SmallModelDrafter(Toy(), positions=7)
         draft = drafter.propose(start(drafter, [[1, 2, 3]], [2], 8), roots, Plan(8, 8, threshold=threshold))
         assert is_chain(draft)
         assert int(draft.size[0]) == 5

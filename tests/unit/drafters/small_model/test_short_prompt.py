@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mmdec
 from mmdec.core.budget import FixedBudget
-from mmdec.drafters.small_model.drafter import SmallModel
+from mmdec.drafters.small_model.drafter import SmallModelDrafter
 from mmdec.drafters.small_model.short_prompt import MAX_FIRST_TOKENS, most_alike
 from mmdec.errors import InputError
 from tests.support.blended_toy import Toy, run
@@ -55,7 +55,7 @@ def test_the_small_model_drafts_from_the_shortened_prompt() -> None:
     for prompt, expected in ((16, 16), (last_three, 3)):
         small = Toy(7)
         target = Toy(7, seed=1, blend=small, share=0.4)
-        drafter = SmallModel(small, prompt=prompt, inner="lookup", positions=50)
+        drafter = SmallModelDrafter(small, prompt=prompt, inner="lookup", positions=50)
         rounds = run(target, drafter, FixedBudget(3), prompts, 12, eos=99)
         assert texts(rounds, 3) == texts(run(target, None, FixedBudget(0), prompts, 12, eos=99), 3)
         assert sum(sum(round_.drafted) for round_ in rounds)  # though the prompt is longer than its positions
@@ -72,14 +72,14 @@ def test_the_small_model_drafts_from_the_shortened_prompt() -> None:
 
 @pytest.mark.parametrize("prompt", [0, -5, 15, 2.5, True, "long", [1, 2], float("nan"), 2**40])
 def test_wrong_prompts_are_refused(prompt: Any) -> None:
-    for make in (lambda: SmallModel(Toy(), prompt=prompt), lambda: mmdec.small_model("anywhere", prompt=prompt)):
+    for make in (lambda: SmallModelDrafter(Toy(), prompt=prompt), lambda: mmdec.small_model("anywhere", prompt=prompt)):
         with pytest.raises(InputError, match="`prompt` must be a whole number from 16"):
             make()
 
 
 @pytest.mark.parametrize("result", [[], [99], [-1], ["a"], None, 7, torch.zeros(0)])
 def test_a_function_that_returns_no_tokens_ends_the_drafting(result: Any) -> None:
-    drafter = SmallModel(Toy(7), prompt=lambda ids: result)
+    drafter = SmallModelDrafter(Toy(7), prompt=lambda ids: result)
     with pytest.warns(RuntimeWarning, match="`prompt` must return token ids below 7, at least one, but returned"):
         rounds = run(Toy(7, seed=1), drafter, FixedBudget(3), [[1, 2]], 5, eos=99)
     assert texts(rounds, 1) == texts(run(Toy(7, seed=1), None, FixedBudget(0), [[1, 2]], 5, eos=99), 1)

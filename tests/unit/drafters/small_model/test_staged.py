@@ -14,9 +14,9 @@ import mmdec
 from mmdec.core.budget import FixedBudget
 from mmdec.core.tree import chain_drafts
 from mmdec.core.verify import ResidualRule, SamplingState
-from mmdec.drafters.lookup import Lookup
-from mmdec.drafters.recycling import Recycling
-from mmdec.drafters.small_model.drafter import SmallModel
+from mmdec.drafters.lookup import LookupDrafter
+from mmdec.drafters.recycling import RecyclingDrafter
+from mmdec.drafters.small_model.drafter import SmallModelDrafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Round, Scores, Target, Verdict
 from tests.support.blended_toy import PROMPTS, CyclingBudget, Toy, run, start
@@ -64,7 +64,7 @@ class Script:
     def select(self, state: list[int], live: Tensor) -> None: ...
 
 
-def proposal(drafter: SmallModel, rows: int, plan: Plan) -> Draft:
+def proposal(drafter: SmallModelDrafter, rows: int, plan: Plan) -> Draft:
     prompts, roots = [[1, 2, 3], [4, 5, 6], [1, 1, 1]][:rows], [2, 5, 3][:rows]
     return drafter.propose(start(drafter, prompts, roots, 8), torch.tensor(roots), plan)
 
@@ -75,10 +75,10 @@ def proposal(drafter: SmallModel, rows: int, plan: Plan) -> Draft:
 @pytest.mark.parametrize("kind", [Toy, Bigrams])
 def test_an_inner_drafter_does_not_change_the_chain(kind: type[Toy], inner: Any, rows: int, threshold: float) -> None:
     plan = Plan(7, 7, threshold=threshold)
-    expected = proposal(SmallModel(kind()), rows, plan)
+    expected = proposal(SmallModelDrafter(kind()), rows, plan)
     if inner == "script":  # it is right about the first row for some tokens
         inner = Script([*expected.tokens[0, 1:4].tolist(), 0, 0])
-    draft = proposal(SmallModel(kind(), inner=inner), rows, plan)
+    draft = proposal(SmallModelDrafter(kind(), inner=inner), rows, plan)
     assert draft.tokens.tolist() == expected.tokens.tolist()
     assert draft.size.tolist() == expected.size.tolist()
     assert is_chain(draft)
@@ -89,7 +89,7 @@ def test_an_inner_drafter_does_not_change_the_chain(kind: type[Toy], inner: Any,
 @pytest.mark.parametrize("kind", [Toy, Bigrams])
 def test_the_text_is_plain_decodings_and_the_cache_follows(kind: type[Toy], inner: str, rows: int) -> None:
     small = kind(7, seed=1)
-    target, drafter = kind(8, seed=2, blend=small, share=0.4), SmallModel(small, width=3, inner=inner)
+    target, drafter = kind(8, seed=2, blend=small, share=0.4), SmallModelDrafter(small, width=3, inner=inner)
     rounds = run(target, drafter, CyclingBudget(), PROMPTS[:rows], 40)
     plain = texts(run(target, None, FixedBudget(0), PROMPTS[:rows], 40), rows)
     assert texts(rounds, rows) == plain
@@ -106,7 +106,7 @@ def test_the_text_is_plain_decodings_and_the_cache_follows(kind: type[Toy], inne
 def passes(inner: Any, rows: int = 1, nodes: int = 5) -> tuple[list[Round], int]:
     small = Bigrams(8, seed=1)
     target = Bigrams(8, seed=2, blend=small, share=0.3)
-    drafter = SmallModel(small, inner=inner)
+    drafter = SmallModelDrafter(small, inner=inner)
     rounds = run(target, drafter, FixedBudget(nodes), PROMPTS[:rows], 60, eos=99)
     assert small.session is not None
     return rounds, len(small.session.passes)
@@ -146,7 +146,7 @@ def test_the_rest_of_a_rejected_chain_is_drafted_again() -> None:
     """Where the target replaces a single token, the small model soon writes what it wrote before."""
     line = torch.randperm(19, generator=torch.Generator().manual_seed(3)).tolist()
     small, target = Switching(line), Switching(line, changed=[5])
-    rounds = run(target, SmallModel(small, inner=Script()), FixedBudget(8), [line[:2]], 12, eos=99)
+    rounds = run(target, SmallModelDrafter(small, inner=Script()), FixedBudget(8), [line[:2]], 12, eos=99)
     assert [round_.tokens[0] for round_ in rounds] == [line[2:3], [*line[3:5], line[5] + 20], line[6:14]]
     assert small.session is not None
     # The first chain takes eight passes. In the second one, the small model's first token is one of the last chain, so
@@ -168,18 +168,18 @@ def test_sampled_drafts_and_trees_are_the_small_models_own(nodes: tuple[int, int
     for inner in (None, "lookup"):
         small = Toy(6, seed=12)
         target, rule = Toy(6, seed=13, blend=small, share=0.5), ResidualRule(SamplingState(5, at_temperature(0.8)))
-        drafter = SmallModel(small, inner=inner)
+        drafter = SmallModelDrafter(small, inner=inner)
         rounds = run(target, drafter, FixedBudget(*nodes), [[1, 2], [3, 4]], 20, rule, eos=99)
         assert sum(sum(round_.accepted) for round_ in rounds)
         results.append(texts(rounds, 2))
     assert results[0] == results[1]
-    trees = [proposal(SmallModel(Toy(), inner=inner), 2, Plan(9, 3)) for inner in (None, "lookup")]
+    trees = [proposal(SmallModelDrafter(Toy(), inner=inner), 2, Plan(9, 3)) for inner in (None, "lookup")]
     assert torch.equal(trees[0].tokens, trees[1].tokens)
 
 
 def test_an_unknown_token_ends_the_guess() -> None:
     small = Toy(7)
-    drafter = SmallModel(small, inner=Script([8, 8]))
+    drafter = SmallModelDrafter(small, inner=Script([8, 8]))
     state = start(drafter, [[1, 2]], [3], 9)
     assert int(drafter.propose(state, torch.tensor([3]), Plan(4, 4)).size[0]) == 5
     assert small.session is not None
@@ -188,10 +188,10 @@ def test_an_unknown_token_ends_the_guess() -> None:
 
 def test_names_tell_settings_apart() -> None:
     options: list[dict[str, Any]] = [
-        *({"inner": inner} for inner in (None, "lookup", Lookup(4), "recycling")),
+        *({"inner": inner} for inner in (None, "lookup", LookupDrafter(4), "recycling")),
         *({"prompt": prompt} for prompt in (64, 65, sorted)),
     ]
-    assert len({SmallModel(Toy(), **given).name for given in options}) == len(options)
+    assert len({SmallModelDrafter(Toy(), **given).name for given in options}) == len(options)
 
 
 @pytest.mark.parametrize(
@@ -203,20 +203,20 @@ def test_names_tell_settings_apart() -> None:
         ("auto", "`inner` must be a drafter without weights"),
         ("/nowhere/at/all", "`inner` must be a drafter without weights"),
         (
-            SmallModel(Toy()),
+            SmallModelDrafter(Toy()),
             "`inner` must be an object with .*rewrite, but .* lacks `rewrite`. Use lookup or recycling",
         ),
         (3, "`inner` must be an object with"),
-        (Lookup, "`inner` must be an object with .* which is a class"),
+        (LookupDrafter, "`inner` must be an object with .* which is a class"),
     ],
 )
 def test_wrong_inner_drafters_are_refused(inner: Any, message: str) -> None:
-    for make in (lambda: SmallModel(Toy(), inner=inner), lambda: mmdec.small_model("anywhere", inner=inner)):
+    for make in (lambda: SmallModelDrafter(Toy(), inner=inner), lambda: mmdec.small_model("anywhere", inner=inner)):
         with pytest.raises(InputError, match=message):
             make()
 
 
 def test_an_inner_drafter_for_another_vocabulary_is_refused() -> None:
-    drafter = SmallModel(Toy(8), inner=Recycling(torch.full((9, 8), -1)))
+    drafter = SmallModelDrafter(Toy(8), inner=RecyclingDrafter(torch.full((9, 8), -1)))
     with pytest.raises(InputError, match="`initial` must have a row for each of the target's 8 tokens"):
         drafter.check(Toy(9))

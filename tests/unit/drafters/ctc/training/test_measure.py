@@ -12,7 +12,7 @@ from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.drafters.ctc.checkpoint import read_ctc
-from mmdec.drafters.ctc.drafter import Ctc
+from mmdec.drafters.ctc.drafter import CtcDrafter
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import SEGMENT_END
 from mmdec.drafters.ctc.training import measure as drafts
@@ -131,7 +131,7 @@ def test_rounds_are_those_of_decoding(data: TranscriptData) -> None:
     head = CtcHead(sizes)
     torch.nn.init.normal_(head.output.weight)
     tokens = drafts.ctc_token_ids(whisper)
-    drafter = Ctc(head, data.pieces, tokens.first_time, tokens.end)
+    drafter = CtcDrafter(head, data.pieces, tokens.first_time, tokens.end)
     window = data.windows["dev"][0]
     states, prompt = transcriber.states([window.sound(NO_DISTORTION)]), transcriber.prompt("en")
     text = decode_greedily(whisper.model, states, [prompt], [True], 30)[0]

@@ -11,7 +11,7 @@ from transformers import WhisperFeatureExtractor
 
 from mmdec import speculate
 from mmdec.core.tree_shape import MAX_RANKS, HeadAccuracy, default_probabilities
-from mmdec.drafters.medusa.drafter import Medusa
+from mmdec.drafters.medusa.drafter import MedusaDrafter
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import (
     LANGUAGE_PLACEHOLDER,
@@ -132,7 +132,7 @@ def test_labels_equal_generate(nodes: int) -> None:
     made = MedusaHeads(MedusaConfig(32, model.config.vocab_size, heads=4))
     for weight in made.parameters():
         torch.nn.init.normal_(weight, std=0.2)
-    drafter = Medusa(made, model.proj_out) if nodes else None
+    drafter = MedusaDrafter(made, model.proj_out) if nodes else None
     timed = [row % 2 == 1 for row in range(6)]
     head = [SOT, LANGUAGES["<|de|>"], TASKS["transcribe"]]
     prompts = [head if flag else [*head, NO_TIMESTAMPS] for flag in timed]
