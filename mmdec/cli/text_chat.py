@@ -26,7 +26,7 @@ class TextChat:
 
     Args:
         loaded: The model.
-        speculation: The decoding loop. Turn i is sampled with its seed plus i.
+        speculation: The drafter, rule and draft size. Turn i is sampled with its seed plus i.
         options: Arguments of `generate`.
         system: The first message, which says how the model should answer; None: there is none.
     """

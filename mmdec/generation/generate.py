@@ -260,7 +260,7 @@ def first_seed(
 
     Args:
         model: A loaded model of transformers.
-        speculation: The decoding loop of the call.
+        speculation: Has the rule and the seed of the call.
         options: Arguments of `model.generate`.
         draw: Whether to draw a seed from torch's generator if the call has none. `torch.manual_seed` then makes the
             texts repeatable.
@@ -321,7 +321,7 @@ def generate_rounds(
     """Yield the rounds of a `generate` call as they finish.
 
     Args:
-        speculation: The decoding loop.
+        speculation: The drafter, rule and draft size.
         options: Arguments of `model.generate`; if a `tokenizer` is among them, each round has its text.
     """
     check_loaded_model(model)
@@ -344,7 +344,7 @@ def speculate(
     streamer: Any = None,
     statistics: DecodingStatistics | None = None,
 ) -> Speculation:
-    """Make a decoding loop for `model.generate(..., custom_generate=mmdec.speculate("lookup"))`.
+    """Choose drafter, rule and draft size for `model.generate(..., custom_generate=mmdec.speculate("lookup"))`.
 
     Many calls may share the object. transformers does not pass its arguments `streamer`, `assistant_model` and
     `tokenizer` to a custom loop. So give `streamer` and `drafter` here, and pass a `StopStringCriteria` instead of
@@ -377,7 +377,7 @@ class GenerateCall:
     """A call of `generate`, `stream` or a task. Its options are checked once; then it prepares prompts."""
 
     target: HfTarget
-    speculation: Speculation  # the decoding loop
+    speculation: Speculation  # the drafter, rule and draft size
     caller_options: Mapping[str, Any]  # the caller's options of `model.generate`
     prepared_options: Mapping[str, Any]  # those that `model.generate` gets
     tokenizer: Any  # of the options; None: there is none
@@ -389,7 +389,7 @@ class GenerateCall:
 
         Args:
             model: A loaded model of transformers.
-            speculation: The decoding loop.
+            speculation: The drafter, rule and draft size.
             options: Arguments of `model.generate`, and `dtype`.
 
         Raises:
@@ -436,7 +436,7 @@ class GenerateCall:
 
         Args:
             inputs: Token ids (B, P), or a tokenizer's or processor's output.
-            speculation: The decoding loop of this prompt; None: that of the call.
+            speculation: The drafter, rule and draft size for this prompt; None: those of the call.
 
         Raises:
             InputError: If the prompt is wrong, or an option that only transformers knows.
@@ -452,11 +452,11 @@ class GenerateCall:
             everything = {**self.prepared_options, **named}
             prepared, held_back = self.target.split_inputs(everything)
             ids, config, arguments = model.generate(**prepared, custom_generate=return_prepared)
-        begin = (speculation or self.speculation).begin
-        run = begin(self.target, ids, config, held_back=held_back, **arguments)
+        prepare_run = (speculation or self.speculation).prepare_run
+        run = prepare_run(self.target, ids, config, held_back=held_back, **arguments)
         if held_back and run.needs_all_inputs:
             ids, config, arguments = model.generate(**everything, custom_generate=return_prepared)
-            run = begin(self.target, ids, config, **arguments)
+            run = prepare_run(self.target, ids, config, **arguments)
         return run
 
 

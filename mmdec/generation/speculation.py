@@ -1,4 +1,4 @@
-"""`Speculation`: the decoding loop that replaces the loop of `model.generate`. It checks and prepares each call.
+"""`Speculation`: drafter, rule and draft size of calls of `model.generate`. It checks and prepares each call.
 
 This file also has the decoding options, `DecodingOptions`.
 """
@@ -133,10 +133,10 @@ class DecodingOptions:
 
 @final
 class Speculation:
-    """The custom decoding loop that `mmdec.speculate` returns, for `model.generate(custom_generate=...)`.
+    """The drafter, rule and draft size of calls; `model.generate(custom_generate=...)` calls it to decode.
 
     It holds the options and the drafters that it has made. A drafter that depends on the target model (a folder with
-    weights, a smaller model) is made once for each target, when the loop is first called with it.
+    weights, a smaller model) is made once for each target, at the first call with it.
 
     Args:
         options: The options.
@@ -161,14 +161,14 @@ class Speculation:
         return Speculation, (self.options,)
 
     def with_seed(self, seed: int | None) -> Speculation:
-        """Return the same loop, with the same drafters, for another seed, taken modulo 2^64."""
+        """Return a copy with the same drafters for another seed, taken modulo 2^64."""
         seed = None if seed is None else seed % 2**64
         if seed == self.options.seed:
             return self
         return self._copy(replace(self.options, seed=seed), self._drafters)
 
     def with_drafter(self, drafter: Drafter, num_speculative_tokens: DraftSize = None) -> Speculation:
-        """Return the same loop with another drafter.
+        """Return a copy with another drafter.
 
         Args:
             drafter: The drafter.
@@ -183,7 +183,7 @@ class Speculation:
         self._drafters.check_inputs(count, sound)
 
     def for_inputs(self, inputs: Sequence[DraftInput]) -> Speculation:
-        """Return the same loop for these inputs of a call, which are decoded together."""
+        """Return a copy for these inputs of a call, which are decoded together."""
         drafters = self._drafters.for_inputs(inputs)
         if drafters is self._drafters:
             return self
@@ -220,7 +220,7 @@ class Speculation:
             Sequences (B, L), or transformers' output object if the configuration asks for one.
         """
         with reading(model, *self.networks):
-            run = self.begin(make_target(model), input_ids, generation_config, **inputs)
+            run = self.prepare_run(make_target(model), input_ids, generation_config, **inputs)
             on_round, streamer = self.options.on_round, self.options.streamer
             if streamer is not None:
                 streamer.put(input_ids.cpu())
@@ -234,7 +234,7 @@ class Speculation:
                 streamer.end()
             return run.output(generation_config)
 
-    def begin(
+    def prepare_run(
         self,
         target: HfTarget,
         input_ids: Tensor,
@@ -245,9 +245,7 @@ class Speculation:
         held_back: Mapping[str, Any] | None = None,
         **inputs: Any,
     ) -> DecodingRun:
-        """Check the arguments and prepare decoding.
-
-        The model is not run yet.
+        """Check the arguments and prepare decoding. The model is not run yet.
 
         Args:
             target: The adapter of the model.

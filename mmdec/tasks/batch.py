@@ -119,7 +119,7 @@ class InputGroup:
     """Inputs of a call whose prompts are read in one pass."""
 
     indices: list[int]  # in the call
-    speculation: Speculation  # their decoding loop
+    speculation: Speculation  # their drafter, rule and draft size
 
 
 @final
@@ -150,7 +150,7 @@ class InputGroups:
 
         Args:
             model: The model.
-            speculation: The decoding loop of the call.
+            speculation: The drafter, rule and draft size of the call.
             options: Arguments of `model.generate`.
             indices: The inputs' indices in the call.
             rows: Number of inputs that may be decoded at the same time.

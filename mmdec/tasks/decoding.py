@@ -30,7 +30,7 @@ def decode_inputs(
     Args:
         model: The language model.
         tokenizer: Its tokenizer, for `stop_strings`.
-        speculation: The decoding loop.
+        speculation: The drafter, rule and draft size.
         options: Further arguments of `generate`.
         inputs: The inputs of `generate`.
         usage: One for each input, which counts its rounds and gets its tokens.

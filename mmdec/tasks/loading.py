@@ -1,4 +1,4 @@
-"""Checks the argument `model` of a public call, and turns the call's options into a decoding loop."""
+"""Checks the argument `model` of a public call, and turns the call's options into a `Speculation`."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def load_speculation(
     sound: bool = False,
     checked: set[str] | None = None,
 ) -> Speculation:
-    """Make the decoding loop of a call: load the drafter, and check that it fits the model.
+    """Make the `Speculation` of a call: load the drafter, and check that it fits the model.
 
     Args:
         options: The options of the call.

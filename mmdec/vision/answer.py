@@ -86,7 +86,7 @@ class Description:
 @final
 @dataclass(frozen=True)
 class DescriptionRequest:
-    """What all questions of one call share: model, decoding loop, options of `generate`, and calibrations."""
+    """What all questions of one call share: model, drafter and rule, options of `generate`, and calibrations."""
 
     vlm: LoadedVlm
     speculation: Speculation

@@ -148,7 +148,7 @@ def describe(
         )
         names = dict[int, str]()  # index -> the argument that an error about the answer names
         # a group is read when there is room for it, not before
-        decodings = filter(None, (_begin_group(request, batch, group, names) for group in groups.groups))
+        decodings = filter(None, (_prepare_group(request, batch, group, names) for group in groups.groups))
         with (
             reading(vlm.model, *request.speculation.networks),
             closing(decode_together(decodings, groups.rows, refill=groups.refill)) as finished,
@@ -167,7 +167,7 @@ def as_vlm(options: ModelOptions) -> LoadedVlm:
     return model_of_call(options, LoadedVlm, load_vlm, NETWORK)
 
 
-def _begin_group(
+def _prepare_group(
     request: DescriptionRequest, batch: InputBatch[tuple[Any, object]], group: InputGroup, names: dict[int, str]
 ) -> tuple[list[int], Steps[list[Description]], int] | None:
     """Read some questions, and prepare to answer them.

@@ -90,7 +90,7 @@ class TranscriptionRequest:
 
         Args:
             recordings: Number of recordings.
-            speculation: The decoding loop, with a drafter that fits the model; None: that of the options.
+            speculation: Drafter (one that fits the model), rule and draft size; None: those of the options.
 
         Raises:
             InputError: For an option that this model does not support.

@@ -44,7 +44,7 @@ class PreparedRecording:
 
     # its attention implementation is not changed, not even to time tokens
     model: WhisperForConditionalGeneration
-    speculation: Speculation  # the decoding loop: drafter, rule, draft sizes
+    speculation: Speculation  # the drafter, rule and draft size
     options: WindowOptions
     features: Tensor  # (1, mels, T), one window or more
     frames_per_second: float = FRAMES_PER_SECOND  # of the features
@@ -238,7 +238,7 @@ class WindowDecoder:
             What `generate` returns for the text; None if the text of a part of the window does not end.
         """
         ids, config, inputs = self._prepare(window, temperature)
-        run = self._recording.speculation.begin(self._target, ids, config, **inputs)
+        run = self._recording.speculation.prepare_run(self._target, ids, config, **inputs)
         ends = yield from self._run_rounds(run.steps, config, seconds)
         return run.output(config) if ends else None
 
