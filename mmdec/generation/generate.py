@@ -108,6 +108,7 @@ def generate(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
     drafter: DrafterChoice = "auto",
+    *,
     rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: DraftSize = None,
     seed: int | None = None,
@@ -121,6 +122,7 @@ def generate(
     model: PreTrainedModel,
     inputs: Sequence[Tensor | Mapping[str, Any]],
     drafter: DrafterChoice = "auto",
+    *,
     rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: DraftSize = None,
     seed: int | None = None,
@@ -134,6 +136,7 @@ def generate(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any] | Sequence[Tensor | Mapping[str, Any]],
     drafter: DrafterChoice = "auto",
+    *,
     rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: DraftSize = None,
     seed: int | None = None,
@@ -279,11 +282,12 @@ def stream(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
     drafter: DrafterChoice = "auto",
+    *,
     rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: DraftSize = None,
     seed: int | None = None,
-    tokenizer: Any = None,
     statistics: DecodingStatistics | None = None,
+    tokenizer: Any = None,
     **options: Any,
 ) -> Iterator[Round]:
     """Decode as `generate` does, round by round.
@@ -298,8 +302,8 @@ def stream(
         rule: How drafted tokens are accepted.
         num_speculative_tokens: Draft size; None: chosen in each round.
         seed: Seed of the sampling.
-        tokenizer: Decodes each round's tokens into `Round.text`. Default None: no text.
         statistics: Measurements of earlier calls.
+        tokenizer: Decodes each round's tokens into `Round.text`. Default None: no text.
         options: Any argument of `model.generate`.
 
     Returns:
@@ -337,12 +341,13 @@ def generate_rounds(
 
 def speculate(
     drafter: DrafterChoice = "auto",
+    *,
     rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: DraftSize = None,
     seed: int | None = None,
+    statistics: DecodingStatistics | None = None,
     on_round: Callable[[Round], None] | None = None,
     streamer: Any = None,
-    statistics: DecodingStatistics | None = None,
 ) -> Speculation:
     """Choose drafter, rule and draft size for `model.generate(..., custom_generate=mmdec.speculate("lookup"))`.
 

@@ -242,14 +242,22 @@ def test_draws_serve_greedy_decoding() -> None:
     plain = mmdec.generate(MODELS["llama"], prompts(2), None, do_sample=False, max_new_tokens=20)
     for draws, equal in ((1, True), (20, False)):
         rule = mmdec.Relaxation(draws=draws)
-        relaxed = mmdec.generate(MODELS["llama"], prompts(2), "recycling", rule, 8, do_sample=False, max_new_tokens=20)
+        relaxed = mmdec.generate(
+            MODELS["llama"],
+            prompts(2),
+            "recycling",
+            rule=rule,
+            num_speculative_tokens=8,
+            do_sample=False,
+            max_new_tokens=20,
+        )
         assert torch.equal(relaxed.sequences, plain.sequences) == equal
 
 
 def test_groups_must_be_those_of_the_model() -> None:
     rule = mmdec.Relaxation(groups=mmdec.TokenGroups.from_labels([0, 1, 2]))
     with pytest.raises(InputError, match=rf"`groups` must cover the model's {VOCABULARY} tokens, but cover 3"):
-        mmdec.generate(MODELS["llama"], prompts(1), "lookup", rule, max_new_tokens=5)
+        mmdec.generate(MODELS["llama"], prompts(1), "lookup", rule=rule, max_new_tokens=5)
 
 
 def test_the_rule_relaxed_must_say_how_far() -> None:

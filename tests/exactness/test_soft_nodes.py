@@ -67,7 +67,9 @@ def test_texts_of_batches_equal_stock(family: str) -> None:
         options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": 2}
         expected = model.generate(**inputs, **options)
         for nodes in (1, 5, (9, 3), (31, 5), None):
-            result = mmdec.generate(model, inputs, drafter_for(model, copies=copies), None, nodes, **options)
+            result = mmdec.generate(
+                model, inputs, drafter_for(model, copies=copies), num_speculative_tokens=nodes, **options
+            )
             assert torch.equal(result.sequences, expected)
 
 
@@ -115,7 +117,9 @@ def test_sampled_texts_have_the_targets_distribution(rule: Any) -> None:
     options: dict[str, Any] = {"max_new_tokens": length, "min_new_tokens": length, "do_sample": True, "top_k": 0}
     options |= {"pad_token_id": 0, "eos_token_id": None, "attention_mask": torch.ones_like(ids)}
     inputs = {"input_ids": ids}
-    drawn = mmdec.generate(model, inputs, drafter, rule, (9, 2), seed=3, **options).sequences[:, 3:]
+    drawn = mmdec.generate(
+        model, inputs, drafter, rule=rule, num_speculative_tokens=(9, 2), seed=3, **options
+    ).sequences[:, 3:]
     expected = dict[tuple[int, ...], float]()
     texts = torch.cartesian_prod(*[torch.arange(5)] * length)
     with torch.no_grad():

@@ -48,7 +48,7 @@ def test_greedy_output_is_the_models_own(case: dict[str, Any]) -> None:
 def test_sampled_output_does_not_depend_on_the_inner_drafter(rule: Any, batch: int) -> None:
     inputs, options = prompts(batch), {**OPTIONS, "do_sample": True}
     results = [
-        mmdec.generate(MODELS["llama"], inputs, drafter, rule, 6, 3, **options)
+        mmdec.generate(MODELS["llama"], inputs, drafter, rule=rule, num_speculative_tokens=6, seed=3, **options)
         for drafter in (SMALL, mmdec.small_model(SMALL, inner="lookup"))
     ]
     assert torch.equal(results[0].sequences, results[1].sequences)

@@ -34,7 +34,9 @@ def text(drafter: Any, nodes: Any, batch: int) -> Work:
 def speech(drafter: Drafter | str, nodes: Any, batch: int) -> Work:
     def work() -> Any:
         rounds: list[Any] = []
-        plug = mmdec.speculate(drafter, None, nodes, on_round=rounds.append, statistics=mmdec.DecodingStatistics())
+        plug = mmdec.speculate(
+            drafter, num_speculative_tokens=nodes, on_round=rounds.append, statistics=mmdec.DecodingStatistics()
+        )
         tokens = MODELS[80].generate(**sound(batch), language="en", custom_generate=plug)
         return tokens.tolist(), [(round_.tokens, round_.drafted, round_.accepted) for round_ in rounds]  # type: ignore[union-attr]
 

@@ -163,7 +163,7 @@ def test_wrong_seeds_rules_and_listeners_are_refused(model: PreTrainedModel) -> 
     for seed in ("1", 1.5, 2**70, True, []):
         refused(lambda seed=seed: mmdec.generate(model, IDS, seed=seed), "`seed` must be ")
     for rule in ("best", 3, ["greedy"], np.array(["greedy", "sampled"])):
-        refused(lambda rule=rule: mmdec.speculate("lookup", rule), "`rule` must be one of ")  # type: ignore[arg-type]
+        refused(lambda rule=rule: mmdec.speculate("lookup", rule=rule), "`rule` must be one of ")  # type: ignore[arg-type]
     for wrong in (3, "print", int):
         refused(lambda wrong=wrong: mmdec.speculate("lookup", on_round=wrong), "`on_round` must be ")
         refused(lambda wrong=wrong: mmdec.speculate("lookup", streamer=wrong), "`streamer` must be ")

@@ -557,9 +557,14 @@ class DraftModule(DrafterModule):
             drafter = load_drafter(folder, model)
             for sample in data.parts["dev"][: self.options.decoded][self.global_rank :: self.trainer.world_size]:
                 inputs = self.teacher.to_device(data.prompting(sample))
-                nodes, max_tokens = (self.options.tree_nodes, depth), data.options.max_tokens
                 generation = generate(
-                    model, inputs, drafter, "greedy", nodes, statistics=DecodingStatistics(), max_new_tokens=max_tokens
+                    model,
+                    inputs,
+                    drafter,
+                    rule="greedy",
+                    num_speculative_tokens=(self.options.tree_nodes, depth),
+                    statistics=DecodingStatistics(),
+                    max_new_tokens=data.options.max_tokens,
                 )
                 new_tokens = generation.sequences.shape[1] - inputs["input_ids"].shape[1]
                 counts += torch.tensor(

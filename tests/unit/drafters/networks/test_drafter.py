@@ -222,7 +222,9 @@ def test_drawn_children_come_with_what_they_were_drawn_from() -> None:
 def test_drawn_drafts_are_accepted_by_residual_sampling(nodes: Any) -> None:
     model = language_model()
     drafter = tree_growing("eagle", model)
-    out = mmdec.generate(model, padded(PROMPTS), drafter, "residual", nodes, seed=3, max_new_tokens=20)
+    out = mmdec.generate(
+        model, padded(PROMPTS), drafter, rule="residual", num_speculative_tokens=nodes, seed=3, max_new_tokens=20
+    )
     assert out.lossless
     assert out.tokens_per_round > 1
 
