@@ -32,6 +32,7 @@ from mmdec.cli.options import (
     log,
 )
 from mmdec.cli.reports import Against, Destinations, DrafterDestinations, JsonTo, MarkdownTo, PlotTo, with_report
+from mmdec.drafters.built_in import AUTO
 from mmdec.io.suffixes import SOUND_SUFFIXES
 
 COMMANDS: dict[str, list[str]] = {  # the benchmarks of `bench all` and their words
@@ -213,7 +214,7 @@ def peer(
         _expand_folders([*(recordings or ()), *(audio or ())]),
         model,
         engine,
-        heads=heads or "auto",
+        heads=heads or AUTO,
         repeats=repeats,
         language=parse_language(language),
         threads=threads,

@@ -33,7 +33,7 @@ def chat(
             help=f"{', '.join(built_in_names('ready'))} or another registered name; a folder or Hugging Face id of a "
             f"drafter or of a smaller model; none (no drafts); or {AUTO}: the model's own, else {FALLBACK_DRAFTER}.",
         ),
-    ] = "auto",
+    ] = AUTO,
     drafter_inner: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="If the drafter is a smaller model: lookup or recycling drafts for it."),

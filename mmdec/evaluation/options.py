@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import final
 
 from mmdec.checks.arguments import check_threads, check_whole
+from mmdec.drafters.built_in import AUTO
 from mmdec.tasks.options import MAX_BATCH, option
 from mmdec.training.corpora.text_files import check_limit
 
@@ -80,7 +81,7 @@ class VlmEvalOptions(MeasurementOptions):
     prompt: str = option(
         "Describe this image.", "What is asked about --images without a file of questions.", str, short="-p"
     )
-    drafter: str = option("auto", "As for `mmdec describe`.", str, short="-d")
+    drafter: str = option(AUTO, "As for `mmdec describe`.", str, short="-d")
     swap: bool = option(
         False,
         "Show each question another picture of its task. Answers that are still right come from the text alone.",

@@ -30,6 +30,7 @@ from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.steps import Steps, pass_stop_iteration, run_steps, watch_rounds
 from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import Relaxation, RuleName
+from mmdec.drafters.built_in import AUTO
 from mmdec.errors import BatchError, InputError, without_frames
 from mmdec.generation import register_attention
 from mmdec.generation.decoding_run import DecodingRun
@@ -107,7 +108,7 @@ class Generation:
 def generate(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
-    drafter: DrafterChoice = "auto",
+    drafter: DrafterChoice = AUTO,
     *,
     rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: DraftSize = None,
@@ -121,7 +122,7 @@ def generate(
 def generate(
     model: PreTrainedModel,
     inputs: Sequence[Tensor | Mapping[str, Any]],
-    drafter: DrafterChoice = "auto",
+    drafter: DrafterChoice = AUTO,
     *,
     rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: DraftSize = None,
@@ -135,7 +136,7 @@ def generate(
 def generate(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any] | Sequence[Tensor | Mapping[str, Any]],
-    drafter: DrafterChoice = "auto",
+    drafter: DrafterChoice = AUTO,
     *,
     rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: DraftSize = None,
@@ -281,7 +282,7 @@ def first_seed(
 def stream(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
-    drafter: DrafterChoice = "auto",
+    drafter: DrafterChoice = AUTO,
     *,
     rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: DraftSize = None,
@@ -340,7 +341,7 @@ def generate_rounds(
 
 
 def speculate(
-    drafter: DrafterChoice = "auto",
+    drafter: DrafterChoice = AUTO,
     *,
     rule: RuleName | Relaxation | None = None,
     num_speculative_tokens: DraftSize = None,

@@ -32,7 +32,7 @@ class DescribeOptions(GenerateOptions):
 
     model: Model = option(DEFAULT_VLM, "A shipped name, a folder, a Hugging Face id, or a loaded model.")
     drafter: DrafterChoice = option(
-        "auto",
+        AUTO,
         f"{', '.join(built_in_names('language_weights'))} (where the model has their weights), "
         f"{', '.join(built_in_names('ready'))} or another registered name; a folder with a drafter's weights; a "
         f"class as package.module:Class; none (no drafts); or {AUTO}: the model's own, else {FALLBACK_DRAFTER}.",

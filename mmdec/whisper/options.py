@@ -36,7 +36,7 @@ class TranscribeOptions(GenerateOptions):
     sample_rate: int | None = option(None, "Hz of samples; files name it themselves.")
     model: Model = option(DEFAULT_WHISPER, "A shipped name, a folder, a Hugging Face id, or a loaded model.")
     drafter: DrafterChoice = option(
-        "auto",
+        AUTO,
         f"{AUTO} (one made for the model, else {FALLBACK_DRAFTER}), "
         f"{', '.join(built_in_names('ready', 'speech_weights'))} or another registered name; a folder with a "
         "drafter's weights; a class as package.module:Class; or none (no drafts).",
