@@ -181,7 +181,7 @@ class EncoderContext:
     """What the encoder of an encoder-decoder model computed, for drafters with `Needs.encoder`."""
 
     states: Tensor  # (B, S, H), the encoder's hidden states
-    sound: Tensor | None = None  # (B, mels, T), the speech encoder's input features; None: not known
+    input_features: Tensor | None = None  # (B, mels, T), what the speech encoder has read; None: not known
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from mmdec.targets.hf_target import HfTarget, check_attention, check_layers, out
 from mmdec.targets.kv_cache import KVPool, RowLayout, check_cache, keep_path
 from mmdec.types import Context, Draft, EncoderContext, Needs, PrefillOutput, Scores, Verdict
 
-SOUND = "sound"  # attribute of the encoder's output that holds the features that the encoder has read
+INPUT_FEATURES = "_mmdec_input_features"  # attribute of the encoder's output that holds what the encoder has read
 SOURCE = "source_ids"  # key of the encoder's token ids among the inputs of `prefill`
 ENCODED_INPUTS = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", CACHE_ARGUMENT, SOURCE}
 IGNORED_INPUTS = {
@@ -217,7 +217,9 @@ class EncodedTarget(HfTarget):
             next_position=last + 1,
             features=scores.features,
             embeds=self.model.get_input_embeddings()(ids) if needs.embeds else None,
-            encoder=EncoderContext(encoded[0], getattr(prompt.encoded, SOUND, None)) if needs.encoder else None,
+            encoder=EncoderContext(encoded[0], getattr(prompt.encoded, INPUT_FEATURES, None))
+            if needs.encoder
+            else None,
             source=_source(inputs.get(SOURCE), len(ids)),
             room=None if self.positions is None else self.positions - 1 - last,
         )

@@ -73,8 +73,8 @@ class HfTarget(Target, ABC):
     def device(self) -> torch.device:
         return self.model.device
 
-    def encode(self, sound: Tensor) -> Tensor | None:
-        """Return the encoder's states (B, S, H) of sound features (B, mels, T); None if the model reads none."""
+    def encode(self, input_features: Tensor) -> Tensor | None:
+        """Return the encoder's states (B, S, H) of input features (B, mels, T); None if the model reads none."""
         return None
 
     def split_inputs(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

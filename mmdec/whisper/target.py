@@ -119,12 +119,12 @@ class WhisperTarget(EncodedTarget):
         """Do nothing: each recording has a cache of its own."""
 
     @torch.no_grad()
-    def encode(self, sound: Tensor) -> Tensor | None:
-        """Return the encoder's states (B, S, H) of sound features (B, mels, T); None if their shape does not fit."""
+    def encode(self, input_features: Tensor) -> Tensor | None:
+        """Return the encoder's states (B, S, H) of input features (B, mels, T); None if their shape does not fit."""
         config = self.model.config
-        if sound.shape[1:] != (config.num_mel_bins, 2 * config.max_source_positions):
+        if input_features.shape[1:] != (config.num_mel_bins, 2 * config.max_source_positions):
             return None
-        states: Tensor = self.model.get_encoder()(sound.to(self.model.dtype)).last_hidden_state
+        states: Tensor = self.model.get_encoder()(input_features.to(self.model.dtype)).last_hidden_state
         return states
 
     def _make_reader(

@@ -19,7 +19,7 @@ from mmdec.core.steps import ActiveTime, Compute, Steps
 from mmdec.errors import InputError
 from mmdec.generation.hf_bridge import return_prepared
 from mmdec.generation.speculation import Speculation
-from mmdec.targets.encoded import SOUND
+from mmdec.targets.encoded import INPUT_FEATURES
 from mmdec.targets.registry import make_target
 from mmdec.tasks.usage import Usage
 from mmdec.types import Round
@@ -364,7 +364,7 @@ def encode_window(
     """
     states = yield from meter.compute("encoder", partial(encoder, features, to_end), runs_on_side_thread=True)
     encoded = BaseModelOutput(last_hidden_state=states)
-    setattr(encoded, SOUND, features)
+    setattr(encoded, INPUT_FEATURES, features)
     return encoded
 
 

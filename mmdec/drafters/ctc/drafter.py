@@ -137,21 +137,21 @@ class CtcRow:
     last_is_missing: bool = False  # whether the transcript lacks the last aligned token
 
 
-def state_lengths(states: Tensor, sound: Tensor | None) -> list[int]:
+def state_lengths(states: Tensor, input_features: Tensor | None) -> list[int]:
     """Return for each batch row how many encoder states the head reads.
 
     They are the states of the sound and of 3 s of silence after the sound.
 
     Args:
         states: (B, S, D).
-        sound: (B, mels, T), the encoder's input features; frames at the end that equal the last frame are padding.
-            None: all states are read.
+        input_features: (B, mels, T), what the encoder has read; frames at the end that equal the last frame are
+            padding. None: all states are read.
     """
     size = states.shape[1]
-    if sound is None:
+    if input_features is None:
         return [size] * len(states)
-    differs = (sound != sound[..., -1:]).any(1)  # shape (B, T)
-    ends = (differs * torch.arange(1, differs.shape[1] + 1, device=sound.device)).amax(1)
+    differs = (input_features != input_features[..., -1:]).any(1)  # shape (B, T)
+    ends = (differs * torch.arange(1, differs.shape[1] + 1, device=input_features.device)).amax(1)
     return [min(end * STATES_PER_SECOND // MEL_FRAMES_PER_SECOND + SILENCE_STATES, size) for end in ends.tolist()]
 
 
@@ -266,7 +266,7 @@ class CtcDrafter:
             CtcRow(self, last != untimed, self.first_time, history=start) for last in context.tokens[:, -1].tolist()
         ]
         if row_indices:
-            read = state_lengths(encoder.states, encoder.sound)
+            read = state_lengths(encoder.states, encoder.input_features)
             alignments = self._listen(encoder.states[list(row_indices)], [read[index] for index in row_indices])
             for row_index, logprobs in zip(row_indices, alignments, strict=True):
                 rows[row_index].alignment = Alignment(logprobs)

@@ -175,7 +175,8 @@ class SmallModelDrafter:
         else:
             states: Tensor | None = encoder.states
             if encoder.states.shape[-1] != self._model.hidden_size:
-                states = self._encode(encoder.sound) if self._encode and encoder.sound is not None else None
+                features = encoder.input_features
+                states = self._encode(features) if self._encode and features is not None else None
             if states is None:
                 return None  # the sound is not known here, or the small model's encoder needs other features
             inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (states,)}
