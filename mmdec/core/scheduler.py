@@ -39,11 +39,11 @@ SIDE_JOB_WAIT_SECONDS = 0.005  # seconds that a step waits for the side thread i
 class SchedulerLimits:
     """Limits of what may run at the same time. Other requests wait."""
 
-    rows: int = 8  # rows of all running decodings
+    max_rows: int = 8  # rows of all running decodings
     # tokens in all caches, counted as the maximum length of each running row, or None without a limit
-    tokens: int | None = None
+    max_cache_tokens: int | None = None
     # tokens of prompts that are read between two rounds of the running rows, or None for all waiting prompts
-    prefill: int | None = 256
+    max_prompt_tokens_per_step: int | None = 256
 
     def check(self, rows: int, tokens: int) -> None:
         """Raise InputError for a decoding that could never fit.
@@ -52,12 +52,12 @@ class SchedulerLimits:
             rows: Number of its rows.
             tokens: Number of tokens that its cache may come to hold, over all rows.
         """
-        if rows > self.rows:
-            raise InputError(f"`rows` must be at most {self.rows}, but is {rows}. Add fewer at a time.")
-        if self.tokens is not None and tokens > self.tokens:
+        if rows > self.max_rows:
+            raise InputError(f"`rows` must be at most {self.max_rows}, but is {rows}. Add fewer at a time.")
+        if self.max_cache_tokens is not None and tokens > self.max_cache_tokens:
             raise InputError(
-                f"`tokens` must be at most {self.tokens}, for prompt and answer together, but is {tokens}. Shorten the "
-                "prompt or lower the maximum length."
+                f"`tokens` must be at most {self.max_cache_tokens}, for prompt and answer together, but is {tokens}. "
+                "Shorten the prompt or lower the maximum length."
             )
 
 
@@ -227,8 +227,8 @@ class Scheduler:
         """Start waiting decodings in the order of their priority, as long as the next one fits."""
         self.waiting.sort(key=_precedence)
         while self.waiting:
-            task, max_tokens = self.waiting[0], self.limits.tokens
-            fits = self.rows + task.rows <= self.limits.rows and (
+            task, max_tokens = self.waiting[0], self.limits.max_cache_tokens
+            fits = self.rows + task.rows <= self.limits.max_rows and (
                 max_tokens is None or self.tokens + task.tokens <= max_tokens
             )
             if self.running and not fits:
@@ -242,7 +242,7 @@ class Scheduler:
         Returns:
             Their tasks.
         """
-        limit, tokens, run = self.limits.prefill, 0, list[Task]()
+        limit, tokens, run = self.limits.max_prompt_tokens_per_step, 0, list[Task]()
         for task in tasks:
             if task.done:  # a callback of another one has cancelled it
                 continue
@@ -294,7 +294,9 @@ class Scheduler:
         """
         if task.pieces is None:
             task.prefill_seconds = 0.0, 0.0
-            task.pieces = target.prefill_in_pieces(request.inputs, request.needs, self.limits.prefill)
+            task.pieces = target.prefill_in_pieces(
+                request.inputs, request.needs, self.limits.max_prompt_tokens_per_step
+            )
         piece = time_pass(request.device, partial(next, task.pieces))
         seconds, cpu_seconds = task.prefill_seconds
         task.prefill_seconds = seconds + piece.seconds, cpu_seconds + piece.cpu_seconds
@@ -340,7 +342,7 @@ class Scheduler:
 
 def decode_together(
     decodings: Iterable[tuple[Key, Steps[Any], int]],
-    rows: int,
+    max_rows: int,
     refill: int = 1,
     on_refusal: Callable[[Key, InputError], None] | None = None,
 ) -> Generator[tuple[Key, Any]]:
@@ -350,7 +352,7 @@ def decode_together(
 
     Args:
         decodings: (name, steps, number of rows) of each. The next one is taken when there are free rows.
-        rows: Number of rows that may run at the same time.
+        max_rows: Number of rows that may run at the same time.
         refill: Number of free rows from which further decodings begin.
         on_refusal: Called with the name of a decoding that raised InputError, and the error; the others go on. None:
             such an error is raised as any other.
@@ -361,17 +363,17 @@ def decode_together(
     Raises:
         Exception: What a decoding raised.
     """
-    scheduler, running = Scheduler(SchedulerLimits(rows, prefill=None)), dict[Task, Key]()
+    scheduler, running = Scheduler(SchedulerLimits(max_rows, max_prompt_tokens_per_step=None)), dict[Task, Key]()
     waiting = iter(decodings)
     try:
         while True:
-            room = rows - sum(task.rows for task in running)
+            room = max_rows - sum(task.rows for task in running)
             with torch.no_grad():  # `decodings` may prepare their inputs with models when they are taken
                 if room >= refill or not running:
                     while room > 0 and (decoding := next(waiting, None)) is not None:
-                        key, steps, width = decoding
-                        running[scheduler.add(steps, width)] = key
-                        room -= width
+                        key, steps, rows = decoding
+                        running[scheduler.add(steps, rows)] = key
+                        room -= rows
                 if not running:
                     return
                 scheduler.step()

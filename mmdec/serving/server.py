@@ -105,7 +105,7 @@ class Server:
         threads: int | None = None,
     ) -> None:
         self.models, self.limits, self.metrics = models, limits, Metrics()
-        running = SchedulerLimits(limits.rows, limits.cache)
+        running = SchedulerLimits(max_rows=limits.rows, max_cache_tokens=limits.cache)
         self.scheduler = SchedulerThread(running, threads, self.metrics.count_rows)
         self.began = int(time.time())
         self.open = self.sessions = 0

@@ -129,7 +129,7 @@ class Chat:
             request, usage = replace(self._request, on_text=on_text), Usage()
             steps = answer_steps(request, inputs, [question.pictures], stopwatch.lap(), usage=[usage])
             with reading(request.vlm.model, *request.speculation.networks):
-                ((_, (answer,)),) = decode_together([(None, steps, 1)], rows=1)
+                ((_, (answer,)),) = decode_together([(None, steps, 1)], max_rows=1)
             evidence = with_earlier_pictures(
                 answer.evidence, len(question.pictures), self._evidence, len(self._pictures)
             )

@@ -84,10 +84,10 @@ def transcribe_recordings(
         for of_recording in parts.values()
         for part in of_recording
     )
-    width = 1 if keeps_state(request.options) else batch_size
+    max_rows = 1 if keeps_state(request.options) else batch_size
     finished = {index: list[tuple[RecordingPart, DecodedRecording]]() for index in parts}
     with _decoding_context(request):
-        for part, result in decode_together(decodings, width):
+        for part, result in decode_together(decodings, max_rows):
             decoded = finished[part.index]
             decoded.append((part, finish_recording(request, result, len(part.samples))))
             if part.progress is not None:

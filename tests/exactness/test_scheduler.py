@@ -98,7 +98,7 @@ def test_rows_that_join_and_leave_keep_their_texts(family: str, prefill: int, mo
     monkeypatch.setattr(DecoderTarget, "score_together", record_parts)
     asked = requests(model, rng, 8)
     expected = [request.single_text() for request in asked]
-    scheduler = Scheduler(SchedulerLimits(rows=5, prefill=prefill))
+    scheduler = Scheduler(SchedulerLimits(max_rows=5, max_prompt_tokens_per_step=prefill))
     tasks, runs = list[Task](), [request.prepare() for request in asked]
     waiting = list(zip(asked, runs, strict=True))
     with poisoned():
@@ -122,7 +122,7 @@ def test_a_long_run_of_changing_requests_has_no_wrong_token() -> None:
     """Requests of two models come and go, some cancelled, until all rounds have run."""
     rng, rounds, wrong = random.Random(7), 0, list[str]()
     models = [model_of("LlamaForCausalLM"), model_of("Lfm2ForCausalLM")]
-    scheduler = Scheduler(SchedulerLimits(rows=8, prefill=7))
+    scheduler = Scheduler(SchedulerLimits(max_rows=8, max_prompt_tokens_per_step=7))
     running = dict[Task, tuple[Request, Any]]()
     while rounds < ROUNDS:
         while len(running) < 9:
@@ -153,7 +153,7 @@ def test_heads_that_keep_a_state_join_and_leave(form: str) -> None:
         nodes = rng.choice([1, 3, (7, 3)])
         request.decoding = DecodingOptions(drafter, None, nodes, seed=request.decoding.seed)
     expected = [request.single_text() for request in asked]
-    scheduler, runs = Scheduler(SchedulerLimits(rows=5)), [request.prepare() for request in asked]
+    scheduler, runs = Scheduler(SchedulerLimits(max_rows=5)), [request.prepare() for request in asked]
     with poisoned():
         for request, run in zip(asked, runs, strict=True):
             scheduler.add(run.steps, run.rows, on_round=request.rounds.append)
@@ -187,7 +187,7 @@ def test_rows_of_a_shared_batch_are_samples_of_the_model(drafter: str, rule: Any
     banned = torch.tensor([token for token in range(model.config.vocab_size) if token not in allowed])
     options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": True, "suppress_tokens": banned.tolist()}
     ids, count = torch.tensor([[5, 6, 5, 7, 5, 6]]), 2400 if WHOLE else 250
-    scheduler, rng, runs = Scheduler(SchedulerLimits(rows=16)), random.Random(2), list[Any]()
+    scheduler, rng, runs = Scheduler(SchedulerLimits(max_rows=16)), random.Random(2), list[Any]()
     while len(runs) < count or scheduler.running or scheduler.waiting:
         while len(runs) < count and len(scheduler.running) < 16 and rng.random() < 0.8:
             source: Any = {"small": small, "heads": heads}.get(drafter, drafter)
@@ -252,7 +252,7 @@ def test_a_failing_pass_ends_the_request_at_fault() -> None:
 
 def test_what_does_not_fit_waits_and_what_never_fits_is_refused() -> None:
     model = model_of("LlamaForCausalLM")
-    scheduler = Scheduler(SchedulerLimits(rows=2, tokens=100))
+    scheduler = Scheduler(SchedulerLimits(max_rows=2, max_cache_tokens=100))
     runs = [request.prepare() for request in requests(model, random.Random(5), 4)]
     with pytest.raises(InputError, match=r"`tokens` must be at most 100, .* but is 101"):
         scheduler.add(runs[0].steps, tokens=101)

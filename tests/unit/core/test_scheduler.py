@@ -148,7 +148,7 @@ def prompt(target: Target, name: str, tokens: int | None) -> Steps[None]:
 
 
 def test_a_step_reads_as_many_prompts_as_the_limit_allows() -> None:
-    target, scheduler = Target(), Scheduler(SchedulerLimits(prefill=256))
+    target, scheduler = Target(), Scheduler(SchedulerLimits(max_prompt_tokens_per_step=256))
     for name, tokens in (("a", 100), ("b", 100), ("c", 100), ("picture", None), ("long", 900), ("d", 1)):
         scheduler.add(prompt(target, name, tokens))
     passes_of_steps = list[list[str]]()
@@ -164,4 +164,4 @@ def test_decodings_are_prepared_without_gradients() -> None:
     weight = torch.ones(1, requires_grad=True)
     target = Target()
     decodings = ((name, recording(target, name, partial(str, weight * 2)), 1) for name in "ab" if (weight * 2).numpy())
-    assert [name for name, _ in decode_together(decodings, rows=1)] == ["a", "b"]
+    assert [name for name, _ in decode_together(decodings, max_rows=1)] == ["a", "b"]

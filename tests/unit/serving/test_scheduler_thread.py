@@ -69,7 +69,7 @@ def endless(begun: threading.Event | None = None) -> Steps[Any]:
 def test_results_and_rounds_are_those_of_the_calls() -> None:
     wanted = [tokens_alone(prompt(seed)) for seed in range(6)]
     shared = list[int]()
-    with running(SchedulerLimits(rows=4), on_step=lambda rows: shared.append(rows["llama"])) as thread:
+    with running(SchedulerLimits(max_rows=4), on_step=lambda rows: shared.append(rows["llama"])) as thread:
         decodings = [thread.submit(steps_of(prompt(seed)), [llama()], label="llama") for seed in range(6)]
         rounds = [list(decoding) for decoding in decodings]
         results = [decoding.result(PATIENCE) for decoding in decodings]
@@ -116,7 +116,7 @@ def test_a_cancelled_decoding_frees_its_rows_before_the_next_pass() -> None:
         finally:
             ended.set()
 
-    with running(SchedulerLimits(rows=1)) as thread:
+    with running(SchedulerLimits(max_rows=1)) as thread:
         first = thread.submit(counting_steps(), label="first")
         until(lambda: passes)
         second = thread.submit(steps_of(prompt(2)), label="second")
@@ -132,7 +132,7 @@ def test_a_cancelled_decoding_frees_its_rows_before_the_next_pass() -> None:
 
 
 def test_a_waiting_decoding_can_be_cancelled() -> None:
-    with running(SchedulerLimits(rows=1)) as thread:
+    with running(SchedulerLimits(max_rows=1)) as thread:
         first = thread.submit(endless())
         waiting = thread.submit(steps_of(prompt(1)))
         waiting.cancel()
@@ -163,7 +163,7 @@ def test_a_callback_or_decoding_that_raises_ends_alone() -> None:
 
 
 def test_what_can_never_fit_is_refused_at_once_with_both_numbers() -> None:
-    with running(SchedulerLimits(rows=2, tokens=100)) as thread:
+    with running(SchedulerLimits(max_rows=2, max_cache_tokens=100)) as thread:
         with pytest.raises(mmdec.InputError, match=r"`tokens` must be at most 100, .* but is 101"):
             thread.submit(steps_of(prompt(1)), tokens=101)
         with pytest.raises(mmdec.InputError, match="`rows` must be at most 2, but is 3"):
@@ -178,7 +178,7 @@ def test_waiting_decodings_start_by_priority() -> None:
         order.append(name)
         yield Compute(CPU, lambda: None)
 
-    with running(SchedulerLimits(rows=1)) as thread:
+    with running(SchedulerLimits(max_rows=1)) as thread:
         first = thread.submit(endless(begun))
         assert begun.wait(PATIENCE)
         given = (("job", Priority.JOB), ("chat", Priority.CHAT), ("later chat", Priority.CHAT))
@@ -234,7 +234,7 @@ def test_two_locks_taken_in_any_order_cannot_block_each_other() -> None:
 
 
 def test_close_ends_running_and_waiting_decodings_with_an_error() -> None:
-    thread, begun = SchedulerThread(SchedulerLimits(rows=1)), threading.Event()
+    thread, begun = SchedulerThread(SchedulerLimits(max_rows=1)), threading.Event()
     decodings = [thread.submit(endless(begun)), thread.submit(steps_of(prompt(1)))]
     assert begun.wait(PATIENCE)
     thread.close()
