@@ -26,22 +26,16 @@ class DrafterRunner:
     After the drafter's first error it warns once and drafts nothing more.
 
     Args:
-        drafter: None: there are no drafts.
+        drafter: It is started here; None: there are no drafts.
+        context: What the target computed for the prompt.
         vocab_size: The target's.
         timer: Gets the drafter's time.
     """
 
-    def __init__(self, drafter: Drafter | None, vocab_size: int, timer: RoundTimer) -> None:
-        self.drafter, self.vocab_size = drafter, vocab_size
-        self._timer = timer
-        self.state: Any = None
-        self.nodes_take_positions = self.needs_chains = False
-
-    def start(self, context: Context) -> None:
-        """Start the drafter, which reads what the target computed for the prompt (`context`)."""
-        self.nodes_take_positions, self.needs_chains = context.nodes_take_positions, context.needs_chains
-        if self.drafter is not None:
-            self.state = self._try(self.drafter.start, context)
+    def __init__(self, drafter: Drafter | None, context: Context, vocab_size: int, timer: RoundTimer) -> None:
+        self._drafter, self._vocab_size, self._timer = drafter, vocab_size, timer
+        self._nodes_take_positions, self._needs_chains = context.nodes_take_positions, context.needs_chains
+        self._state: Any = None if drafter is None else self._try(drafter.start, context)
 
     def propose(self, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
         """Return the drafter's draft below each root, checked and cut to the allowed size.
@@ -54,41 +48,41 @@ class DrafterRunner:
         Returns:
             A draft within the plan, in each row at most room - 1 deep; only the roots if there is no valid draft.
         """
-        if self.nodes_take_positions:
+        if self._nodes_take_positions:
             plan = replace(plan, nodes=min(plan.nodes, min(room) - 1))
         depth = min(plan.depth, max(room) - 1)
-        if self.needs_chains:
+        if self._needs_chains:
             plan = replace(plan, nodes=min(plan.nodes, plan.depth))
-        if self.drafter is None or plan.nodes <= 0 or depth < 1:
+        if self._drafter is None or plan.nodes <= 0 or depth < 1:
             return root_only(roots)
         if depth < plan.depth:
             plan = replace(plan, depth=depth, nodes=min(plan.nodes, depth) if plan.is_chain else plan.nodes)
-        return self._try(self._propose_checked, self.drafter, roots, plan, room) or root_only(roots)
+        return self._try(self._propose_checked, self._drafter, roots, plan, room) or root_only(roots)
 
     def update(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Tell the drafter what was accepted of a draft, also of one that it did not make."""
-        if self.drafter is not None:
-            self._try(self.drafter.update, self.state, draft, scores, verdict)
+        if self._drafter is not None:
+            self._try(self._drafter.update, self._state, draft, scores, verdict)
 
     def select(self, live: Tensor) -> None:
         """Keep only the drafter's state of the rows with the indices `live` (K,) int64, in that order."""
-        if self.drafter is not None:
-            self._try(self.drafter.select, self.state, live)
+        if self._drafter is not None:
+            self._try(self._drafter.select, self._state, live)
 
     def _try(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        assert self.drafter is not None
+        assert self._drafter is not None
         try:
             with self._timer.stage("drafter"):
                 return call(*args, **kwargs)
         except Exception as error:  # a drafter may be the caller's code: any error only ends the drafting
-            name = self.drafter.name
+            name = self._drafter.name
             warn_user(
                 f"drafter '{name}' failed, so the rest is decoded without drafts; the output is not affected "
                 f"({type(error).__name__}: {error})",
                 RuntimeWarning,
             )
             logger.debug("drafter '%s' failed", name, exc_info=error)  # where it failed, for its author
-            self.drafter = self.state = None
+            self._drafter = self._state = None
             return None
 
     def _propose_checked(self, drafter: Drafter, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
@@ -97,7 +91,7 @@ class DrafterRunner:
         Raises:
             ValueError: For a draft that the target or the verifier cannot process.
         """
-        draft = drafter.propose(self.state, roots.clone(), plan)
+        draft = drafter.propose(self._state, roots.clone(), plan)
         batch, size = draft.tokens.shape
         if batch != len(roots) or draft.parents.shape != (batch, size) or draft.size.shape != (batch,):
             raise ValueError(f"a draft of {batch} x {size} nodes for {len(roots)} rows")
@@ -111,10 +105,10 @@ class DrafterRunner:
             # padding nodes need a valid parent, too, because the target computes positions and masks of all nodes
             if not 1 <= count <= size or parents[0] != -1 or not all(0 <= parents[i] < i for i in range(1, size)):
                 raise ValueError("a tree whose nodes do not follow their parents")
-            if not all(0 <= token < self.vocab_size for token in tokens):
-                raise ValueError(f"a token outside the vocabulary of {self.vocab_size}")
+            if not all(0 <= token < self._vocab_size for token in tokens):
+                raise ValueError(f"a token outside the vocabulary of {self._vocab_size}")
         if draft.probs is not None:
-            shape = (batch, size, self.vocab_size)
+            shape = (batch, size, self._vocab_size)
             if draft.probs.shape != shape or draft.probs.device != roots.device:
                 raise ValueError(f"probabilities of shape {tuple(draft.probs.shape)} instead of {shape}")
             lowest, highest = draft.probs.aminmax()
@@ -125,7 +119,7 @@ class DrafterRunner:
                 raise ValueError(f"soft nodes of shape {tuple(draft.soft.shape)} for {batch} x {size} nodes")
             if not bool(draft.soft.isfinite().all()) or bool(draft.soft[:, 0].any()):
                 raise ValueError("soft nodes that are not finite, or a root that is one")
-        return draft if size == 1 else _prune(draft, plan, room, self.needs_chains)
+        return draft if size == 1 else _prune(draft, plan, room, self._needs_chains)
 
 
 def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,13 +135,13 @@ def _prune(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft
     `chains`, each tree becomes the chain that follows the first child of each node.
     """
     parents, sizes = int_rows(draft.parents), int_list(draft.size)
-    soft = draft.soft_nodes
+    is_soft = draft.soft_nodes
     nodes_of_rows: list[list[int]] = []
     for row, limit in enumerate(room):
         nodes, last = {0: None}, 0  # nodes that stay (a dict, because sets have no order), and the last of them
         for node, depth in enumerate(depths(parents[row][: sizes[row]])):
             above = parents[row][node] == last if chains else parents[row][node] in nodes
-            fits = depth < limit and (depth <= plan.depth or soft[row][node])
+            fits = depth < limit and (depth <= plan.depth or is_soft[row][node])
             if node and fits and len(nodes) <= plan.nodes and above:
                 nodes[node] = None
                 last = node
@@ -162,7 +156,7 @@ def _prune(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft
     for row, nodes in enumerate(nodes_of_rows):
         new = {node: index for index, node in enumerate(nodes)}
         new_parents.append([-1, *(new[parents[row][node]] for node in nodes[1:]), *[0] * (size - len(nodes))])
-    probs, inputs = (
+    probs, soft = (
         None if part is None else part.gather(1, indices[..., None].expand(-1, -1, part.shape[2]))
         for part in (draft.probs, draft.soft)
     )
@@ -171,5 +165,5 @@ def _prune(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft
         draft.parents.new_tensor(new_parents),
         draft.size.new_tensor([len(nodes) for nodes in nodes_of_rows]),
         probs,
-        inputs,
+        soft,
     )

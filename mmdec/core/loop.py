@@ -76,11 +76,10 @@ def decode_steps(
     prompt: PrefillOutput[Any] = result.value
     session, context, draft, scores = prompt.session, prompt.context, prompt.draft, prompt.scores
     recorder = RoundRecorder(device, sequences, budget, prompt.report)
-    runner = DrafterRunner(drafter, target.vocab_size, recorder.timer)
     try:
         recorder.add_pass(result)
         sequences.position_limits = None if context.room is None else int_list(context.room)
-        runner.start(replace(context, tree_shape=shape))
+        runner = DrafterRunner(drafter, replace(context, tree_shape=shape), target.vocab_size, recorder.timer)
         while True:
             verdict = verify(draft, scores, rule, sequences)
             target.commit(session, verdict)

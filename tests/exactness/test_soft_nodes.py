@@ -170,8 +170,9 @@ class Proposing(Scripted):
 
 
 def proposed(draft: Draft, plan: Plan, room: int) -> Draft:
-    runner = DrafterRunner(Proposing(draft), 50, RoundTimer(CPU))
-    return runner.propose(draft.tokens[:, 0], plan, [room])
+    roots = draft.tokens[:, :1]
+    context = Context(roots, torch.ones_like(roots, dtype=torch.bool), torch.zeros_like(roots)[None], roots[:, 0])
+    return DrafterRunner(Proposing(draft), context, 50, RoundTimer(CPU)).propose(roots[:, 0], plan, [room])
 
 
 def test_soft_nodes_count_as_nodes_and_not_as_depth() -> None:

@@ -31,9 +31,7 @@ class Ready(Scripted):
 
 
 def guard(draft: Draft, vocab: int = 10) -> DrafterRunner:
-    made = DrafterRunner(Ready(draft), vocab, RoundTimer(CPU))
-    made.start(CONTEXT)
-    return made
+    return DrafterRunner(Ready(draft), CONTEXT, vocab, RoundTimer(CPU))
 
 
 def drafts(probs: bool = False) -> Draft:
@@ -106,12 +104,11 @@ def _paths(draft: Draft, row: int) -> list[tuple[int, ...]]:
 
 
 def test_nothing_is_asked_without_a_budget_or_a_drafter() -> None:
-    held = guard(drafts())
+    ready = Ready(drafts())
+    held = DrafterRunner(ready, CONTEXT, 10, RoundTimer(CPU))
     assert held.propose(ROOTS, Plan(0, 0), ROOM).tokens.tolist() == [[1], [2]]
-    assert isinstance(held.drafter, Ready)
-    assert held.drafter.asked == 0
-    none = DrafterRunner(None, 10, RoundTimer(CPU))
-    none.start(CONTEXT)
+    assert ready.asked == 0
+    none = DrafterRunner(None, CONTEXT, 10, RoundTimer(CPU))
     none.select(torch.tensor([0]))
     assert none.propose(ROOTS, Plan(5, 5), ROOM).tokens.tolist() == [[1], [2]]
 
@@ -122,7 +119,7 @@ def test_a_failed_drafter_is_not_called_again() -> None:
         got = held.propose(ROOTS, Plan(5, 3), ROOM)
     assert [warning.filename for warning in caught] == [__file__]
     assert got.tokens.tolist() == [[1], [2]]
-    assert held.drafter is held.state is None
+    assert held._drafter is held._state is None
     empty = torch.zeros(2, 1, dtype=torch.long)
     verdict = Verdict(empty, ROOTS, empty[:, 0].bool(), empty, empty[:, 0] + 1)
     held.update(root_only(ROOTS), Scores(torch.zeros(2, 1, 9)), verdict)  # a warning would be an error here
@@ -135,7 +132,6 @@ def test_interrupts_are_not_swallowed() -> None:
         def propose(self, state: Memory, roots: torch.Tensor, plan: Plan) -> Draft:
             raise KeyboardInterrupt
 
-    held = DrafterRunner(Interrupted(drafts()), 10, RoundTimer(CPU))
-    held.start(CONTEXT)
+    held = DrafterRunner(Interrupted(drafts()), CONTEXT, 10, RoundTimer(CPU))
     with pytest.raises(KeyboardInterrupt):
         held.propose(ROOTS, Plan(5, 3), ROOM)
