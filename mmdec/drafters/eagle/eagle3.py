@@ -339,7 +339,7 @@ class Eagle3(LayeredNetwork):
         if self.config.mask_token is None:
             return None
         cache = state.cache
-        states, positions, counts = drafter.text_inputs(state, drafter.catch_up(state))
+        states, positions, counts = drafter.advance_over_text(state, drafter.catch_up(state))
         device = states.device
         rows = torch.arange(len(counts), device=device)[:, None]
         ends = [length + depth - 1 for length in counts]

@@ -205,19 +205,20 @@ class NetworkDrafter:
             The last layer's input (B, n, H) and queries (B, heads, n, d).
         """
         if isinstance(part, PendingPrompt):
-            states, positions, counts = self._prompt(state, part)
+            states, positions, counts = self._advance_over_prompt(state, part)
         else:
-            states, positions, counts = self.text_inputs(state, part)
+            states, positions, counts = self.advance_over_text(state, part)
         queries = torch.empty(0)
         if states.shape[1]:
             states, queries = self.network.extend_cache(state.cache, states, positions, counts, state.packed)
         state.cache.accept(counts)
         return states, queries
 
-    def text_inputs(self, state: DraftState, part: PendingTokens) -> tuple[Tensor, Tensor, list[int]]:
-        """Return the network's input for accepted tokens.
+    def advance_over_text(self, state: DraftState, part: PendingTokens) -> tuple[Tensor, Tensor, list[int]]:
+        """Move the state's positions behind accepted tokens.
 
-        These are states (B, n, H), position ids (B, n), and each batch row's number of tokens.
+        Returns:
+            The network's input for them: states (B, n, H), position ids (B, n), and each batch row's number of tokens.
         """
         network = self.network.condition_on(state.condition)
         states = network.fuse(self.embedding(part.tokens), part.features)
@@ -225,11 +226,12 @@ class NetworkDrafter:
         state.positions = [start + count for start, count in zip(state.positions, part.counts, strict=True)]
         return states, positions, part.counts
 
-    def _prompt(self, state: DraftState, part: PendingPrompt) -> tuple[Tensor, Tensor, list[int]]:
-        """Return the network's input for the prompts, with visual tokens compressed.
+    def _advance_over_prompt(self, state: DraftState, part: PendingPrompt) -> tuple[Tensor, Tensor, list[int]]:
+        """Move the state's positions behind the prompts, and set its `condition` and `info`.
 
-        These are states (B, M, H), position ids (B, M) or (3, B, M), both padded on the right, and each batch row's
-        number of positions.
+        Returns:
+            The network's input for the prompts, with visual tokens compressed: states (B, M, H), position ids (B, M) or
+            (3, B, M), both padded on the right, and each batch row's number of positions.
         """
         earlier = [None] * len(part.mask) if state.condition is None else list(state.condition[:, 0])
         prompts = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)

@@ -127,7 +127,7 @@ def test_training_columns_equal_decoding(convention: dict[str, Any], stored: boo
     context = MediaTarget(model).prefill(prompt, drafter.needs).context
     state = drafter.start(context)
     (waiting,) = state.queue
-    states, positions, _ = drafter._prompt(state, waiting)  # type: ignore[arg-type]
+    states, positions, _ = drafter._advance_over_prompt(state, waiting)  # type: ignore[arg-type]
     near = 3e-2 if stored else 1e-4
     torch.testing.assert_close(columns.states, states, atol=near, rtol=near)
     assert torch.equal(columns.prompt_positions, positions)
