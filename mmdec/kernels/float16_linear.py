@@ -120,8 +120,9 @@ class HalfPrecisionCopies:
             make: Makes the copies; called once.
             after: Number of passes before the copies are made; None: `MIN_PASSES_BEFORE_COPY`.
         """
+        min_passes = MIN_PASSES_BEFORE_COPY if after is None else after
         with self._lock:
-            if self.usable and self._copies is None and self.passes >= (after or MIN_PASSES_BEFORE_COPY):
+            if self.usable and self._copies is None and self.passes >= min_passes:
                 try:
                     self._copies = make()
                 except RuntimeError:  # no such matrix product on this CPU, or weights too large for half precision

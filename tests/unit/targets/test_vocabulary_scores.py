@@ -59,6 +59,10 @@ def test_copies_are_made_when_they_pay_and_after_weights_change() -> None:
     assert half_precision_copies(nn.Linear(4, 4, dtype=torch.bfloat16)).usable is False
 
 
+def test_copies_may_be_made_before_the_first_pass() -> None:
+    assert half_precision_copies(nn.Linear(4, 4)).get(lambda: "made", after=0) == "made"
+
+
 def test_without_a_kernel_there_is_no_copy() -> None:
     def fails() -> None:
         raise RuntimeError("no kernel")
