@@ -54,7 +54,7 @@ class Scores:
 
     logits: Tensor  # (B, N, V), the target's raw logits after each node, before any logits processor
     features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer of `Needs.layers` -> states (B, N, H)
-    nodes_per_row: int = 0  # that the pass computed, on average; 0: N
+    mean_nodes_per_row: int | None = None  # that the pass computed, rounded up; None: N
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,8 @@ class RoundCosts:
     target_seconds: float
     draft_seconds: float
     waited_for_cpu: bool = False  # whether the thread waited for a free CPU
-    # number of nodes that the pass computed for each row, on average; 0: those of the largest draft
-    nodes_per_row: int = 0
+    # mean number of nodes that the pass computed for each row, rounded up; None: those of the largest draft
+    mean_nodes_per_row: int | None = None
 
 
 class DraftBudget(Protocol):
@@ -186,7 +186,7 @@ class Budget:
             self._measured.waited_for_cpu = costs.waited_for_cpu
             target, chain, tree = self._curves(costs.batch)
             size, plan, acceptance = max(costs.draft_sizes), self._plan, self.acceptance
-            nodes = costs.nodes_per_row or size
+            nodes = size if costs.mean_nodes_per_row is None else costs.mean_nodes_per_row
             target.add(nodes, costs.target_seconds)
             self._rounds_since_plain = 0 if nodes == 1 else self._rounds_since_plain + 1
             tokens = 1 + sum(costs.accepted) / len(costs.accepted)

@@ -59,6 +59,7 @@ class RoundRecorder:
         batch = len(rows) + self._rows_of_others
         share_of_pass = len(rows) / batch
         if index > 0:
+            mean_nodes = scores.mean_nodes_per_row
             target_seconds, draft_seconds, waited_for_cpu = self.timer.round_costs()
             # The budget compares drafting with the whole pass. The decodings that share a pass draft one after another,
             # so together they take about 1 / share_of_pass times as long as this one.
@@ -71,7 +72,7 @@ class RoundRecorder:
                     target_seconds=target_seconds,
                     draft_seconds=draft_seconds / share_of_pass,
                     waited_for_cpu=waited_for_cpu,
-                    nodes_per_row=scores.nodes_per_row or max(sizes),
+                    mean_nodes_per_row=max(sizes) if mean_nodes is None else mean_nodes,
                 )
             )
         seconds = self.timer.seconds

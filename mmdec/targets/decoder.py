@@ -552,7 +552,7 @@ class DecoderTarget(HfTarget):
                 draft.tokens, mask, positions, session.cache, session.layers, {}, last=False
             )
         rows.record_draft(draft.tokens.shape[1])
-        return scores if packed is None else replace(scores, nodes_per_row=packed.nodes_per_row)
+        return scores if packed is None else replace(scores, mean_nodes_per_row=packed.mean_nodes_per_row)
 
     @torch.no_grad()
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:

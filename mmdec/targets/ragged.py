@@ -37,7 +37,7 @@ class PackedLinear(TorchFunctionMode):
     def __init__(self, sizes: Sequence[int], columns: int) -> None:
         super().__init__()
         self.nodes = sum(sizes)
-        self.nodes_per_row = -(-self.nodes // len(sizes))  # on average
+        self.mean_nodes_per_row = -(-self.nodes // len(sizes))  # rounded up
         self._shape = len(sizes), columns
         self._indices = torch.tensor([row * columns + node for row, size in enumerate(sizes) for node in range(size)])
 

@@ -113,4 +113,6 @@ def _rows_of(scores: Scores, session: DecoderSession, nodes: int) -> Scores:
     contiguous = session.slots == list(range(first, first + count))
     rows = slice(first, first + count) if contiguous else session.slots
     features = {layer: scores.features[layer][rows, :nodes] for layer in session.layers}
-    return Scores(scores.logits[rows, :nodes], features, scores.nodes_per_row or scores.logits.shape[1])
+    mean_nodes = scores.mean_nodes_per_row
+    mean_nodes = scores.logits.shape[1] if mean_nodes is None else mean_nodes
+    return Scores(scores.logits[rows, :nodes], features, mean_nodes)

@@ -111,7 +111,7 @@ class WhisperTarget(EncodedTarget):
         for (session, _), size in zip(parts, sizes, strict=True):
             session.rows.record_draft(size)
         return [
-            Scores(logits, dict.fromkeys(session.layers, last), nodes_per_row=-(-sum(sizes) // len(sizes)))
+            Scores(logits, dict.fromkeys(session.layers, last), mean_nodes_per_row=-(-sum(sizes) // len(sizes)))
             for (session, _), (logits, last) in zip(parts, results, strict=True)
         ]
 

@@ -49,11 +49,11 @@ def test_linear_layers_compute_no_padding(monkeypatch: pytest.MonkeyPatch) -> No
     model = language_model("llama")
     packed, counts = score(model, lengths)
     assert counts == {sum(lengths)}
-    assert packed.nodes_per_row == 5  # 17 nodes of 4 rows, rounded up
+    assert packed.mean_nodes_per_row == 5  # 17 nodes of 4 rows, rounded up
     monkeypatch.setattr(decoder, "packed_linear", lambda draft: None)
     padded, counts = score(model, lengths)
     assert counts == {4 * 12}
-    assert padded.nodes_per_row == 0
+    assert padded.mean_nodes_per_row is None
     for row, length in enumerate(lengths):
         assert torch.allclose(packed.logits[row, :length], padded.logits[row, :length], atol=1e-5)
         assert torch.allclose(packed.features[1][row, :length], padded.features[1][row, :length], atol=1e-5)
@@ -71,7 +71,7 @@ def test_compiled_models_are_not_packed() -> None:
     model.forward = torch.compile(model.forward, backend="eager")
     assert is_compiled(model)
     packed, _ = score(model, [1, 12, 3, 1])
-    assert packed.nodes_per_row == 0
+    assert packed.mean_nodes_per_row is None
 
 
 def test_gradients_flow_through_packed_layers() -> None:
