@@ -26,7 +26,7 @@ from typing import Any, TypeVar, cast, final
 
 import torch
 
-from mmdec.core.steps import Compute, PassRequest, PassResult, Prefill, Score, Steps, time_pass
+from mmdec.core.steps import Compute, Ended, PassRequest, PassResult, Prefill, Score, Steps, next_step, time_pass
 from mmdec.errors import InputError
 from mmdec.kernels.threads import own_threads, set_own_threads
 from mmdec.types import PrefillOutput, Round, SharedPassTarget
@@ -308,16 +308,7 @@ class Scheduler:
     def _advance(self, task: Task, result: PassResult[Any] | None) -> None:
         """Continue a decoding until it asks for a pass or ends."""
         try:
-            while True:
-                try:
-                    step = task.steps.send(result)
-                except StopIteration as end:
-                    task.result = end.value
-                    self._end(task, None)
-                    return
-                if not isinstance(step, Round):
-                    task.pending = step
-                    return
+            while isinstance(step := next_step(task.steps, result), Round):
                 result = None
                 task.rows = len(step.rows) - sum(step.done)  # rows that have ended make room for others
                 if task.on_round is not None:
@@ -326,6 +317,12 @@ class Scheduler:
                     return
         except Exception as error:
             self._end(task, error)
+            return
+        if isinstance(step, Ended):
+            task.result = step.result
+            self._end(task, None)
+        else:
+            task.pending = step
 
     def _end(self, task: Task, error: BaseException | None) -> None:
         if task.done:

@@ -73,6 +73,21 @@ PassRequest: TypeAlias = Prefill | Score | Compute[Any]
 Steps: TypeAlias = Generator[PassRequest | Round, PassResult[Any] | None, T]
 
 
+@dataclass(frozen=True, eq=False)
+class Ended(Generic[T]):
+    """The end of a decoding, with what it returned."""
+
+    result: T
+
+
+def next_step(steps: Steps[T], answer: PassResult[Any] | None) -> PassRequest | Round | Ended[T]:
+    """Send a decoding the answer to its last step, and return its next step or its end."""
+    try:
+        return steps.send(answer)
+    except StopIteration as end:
+        return Ended(end.value)
+
+
 def run_steps(steps: Steps[Any]) -> Iterator[Round]:
     """Run the passes that one decoding asks for.
 
@@ -81,11 +96,7 @@ def run_steps(steps: Steps[Any]) -> Iterator[Round]:
     """
     result: PassResult[Any] | None = None
     with closing(steps):
-        while True:
-            try:
-                step = steps.send(result)
-            except StopIteration:
-                return
+        while not isinstance(step := next_step(steps, result), Ended):
             result = None
             if isinstance(step, Round):
                 yield step
@@ -97,14 +108,11 @@ def watch_rounds(steps: Steps[T], on_round: Callable[[Round], None]) -> Steps[T]
     """Relay a decoding's steps unchanged. Calls `on_round` before each round."""
     answer: Any = None
     with closing(steps):
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                return end.value
+        while not isinstance(step := next_step(steps, answer), Ended):
             if isinstance(step, Round):
                 on_round(step)
             answer = yield step
+    return step.result
 
 
 @final
@@ -144,14 +152,9 @@ class ActiveTime:
             The round; None: the decoding has ended.
         """
         answer: PassResult[Any] | None = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration:
-                return None
-            if isinstance(step, Round):
-                return step
+        while not isinstance(step := next_step(steps, answer), (Round, Ended)):
             answer = yield from self.wait(step)
+        return step if isinstance(step, Round) else None
 
 
 @final
