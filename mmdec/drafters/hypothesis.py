@@ -355,13 +355,12 @@ class HypothesisDrafter:
 
     def start(self, context: Context) -> list[HypothesisRow]:
         rows = len(context.tokens)
-        texts = [row * len(self._scripts) // rows for row in range(rows)]
-        return [
-            HypothesisRow(
-                index, script := self._scripts[index], Follower(script.keys, script.occurrences, self._begins[index])
-            )
-            for index in texts
-        ]
+        state = list[HypothesisRow]()
+        for row in range(rows):
+            index = row * len(self._scripts) // rows
+            script = self._scripts[index]
+            state.append(HypothesisRow(index, script, Follower(script.keys, script.occurrences, self._begins[index])))
+        return state
 
     def update(self, state: list[HypothesisRow], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Follow the words that the target has written, and read how it would have gone on in rejected branches."""
