@@ -257,8 +257,8 @@ class Plan:
     # draw children from the distributions that this returns, and return these as `probs`; None: deterministic drafts
     warp: Warp | None = None
     generator: torch.Generator | None = None  # for sampling children, on the target's device
-    # A chain of most probable tokens ends at the first node for which the estimated probability that
-    # it and all nodes before it are accepted (mean over the rows) is below `threshold`.
+    # A chain of most probable tokens ends at the first node for which the estimated probability that it and all nodes
+    # before it are accepted (mean over the rows) is below `threshold`.
     threshold: float = 0.0
     # A chain is not drafted at all if fewer of its tokens are expected to be accepted (mean over the rows): the target
     # would need more time to check the chain than the chain saves. Only drafters that take almost no time read this.
@@ -360,7 +360,7 @@ class SharedPassTarget(Protocol):
         ...
 
     def score_together(self, parts: Sequence[tuple[Any, Draft]]) -> Sequence[Scores]:
-        """Score the drafts of several sessions in one pass.
+        """Score the drafts of several sessions, for all of which `shares_passes` is true, in one pass.
 
         Returns:
             The scores of each session.

@@ -464,7 +464,8 @@ class TypicalRule:
 class Relaxation:
     """What the rule "relaxed" accepts beyond the lossless ones. LOSSY: the output has another distribution.
 
-    For tokens of speech, of which many stand for the same sound. Give it as the `rule` of a call, with exactly one of:
+    For tokens of speech, of which many stand for the same sound. Give it as the `rule` of a call. Exactly one of the
+    arguments must be given.
 
     Args:
         tolerance: b from 0 to 1. A drafted token is accepted with probability min(1, p/q) + b, unless p = 0, and after

@@ -499,13 +499,6 @@ class DecoderTarget(HfTarget):
 
     @torch.no_grad()
     def score(self, session: DecoderSession, draft: Draft) -> Scores:
-        """Run a pass over the draft.
-
-        Nodes stay cached until `commit`.
-
-        Returns:
-            Logits and features after each node.
-        """
         if session.batch is not None:
             return session.batch.score(self, [(session, draft)])[0]
         if isinstance(session.store, RecurrentCache):
@@ -569,29 +562,21 @@ class DecoderTarget(HfTarget):
             keep_path(session.rows, session.store, path)
 
     def shares_passes(self, session: DecoderSession) -> bool:
-        """Return whether the rows of a session may be scored in one pass with those of other sessions."""
         return session.batch is not None or (
             session.shareable and session.gaps is None and not self.nodes_take_positions
         )
 
     @torch.no_grad()
     def score_together(self, parts: Sequence[tuple[DecoderSession, Draft]]) -> list[Scores]:
-        """Score the drafts of several sessions in one pass. All must be such that `shares_passes` is true.
-
-        Returns:
-            The scores of each session, as `score` gives them.
-        """
         batch = next((session.batch for session, _ in parts if session.batch is not None), None)
         return (batch or SharedBatch(parts[0][0])).score(self, parts)
 
     def release(self, session: DecoderSession) -> None:
-        """Forget a session whose call has ended or was cancelled."""
         if session.batch is not None:
             session.batch.release(session)
 
     @torch.no_grad()
     def select(self, session: DecoderSession, live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The other rows have ended."""
         if session.batch is not None:
             session.batch.select(session, live)
             return
@@ -681,12 +666,6 @@ class DecoderTarget(HfTarget):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> GenerateDecoderOnlyOutput:
-        """Make transformers' output object.
-
-        Args:
-            sequences: (B, L).
-            lengths: Each batch row's number of new tokens.
-        """
         return GenerateDecoderOnlyOutput(
             sequences=cast(torch.LongTensor, sequences),
             scores=cast(Any, scores),

@@ -228,13 +228,6 @@ class EncodedTarget(HfTarget):
 
     @torch.no_grad()
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
-        """Run one pass over the draft.
-
-        The nodes' keys and values stay in the cache until `commit`.
-
-        Returns:
-            The logits and features after each node.
-        """
         rows, device = session.rows, draft.tokens.device
         tree, positions = self._mask_and_positions(session, draft)
         scores = self._run_draft(session, draft.tokens, tree, torch.tensor([positions], device=device), session.cache)

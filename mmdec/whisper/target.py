@@ -88,14 +88,6 @@ class WhisperTarget(EncodedTarget):
 
     @torch.no_grad()
     def score_together(self, parts: Sequence[tuple[EncodedSession, Draft]]) -> list[Scores]:
-        """Score drafts of several recordings in one pass.
-
-        Args:
-            parts: (session, draft) of each recording, with one batch row.
-
-        Returns:
-            Each recording's scores.
-        """
         shares, trees = list[PassShare](), list[TreeMask]()
         for session, draft in parts:
             tree, positions = self._mask_and_positions(session, draft)
