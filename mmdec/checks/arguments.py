@@ -64,10 +64,8 @@ def check_whole(name: str, value: object, minimum: int, maximum: int, remedy: st
         except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises one of the latter two
             number = None
     if number is None or not minimum <= number <= maximum:
-        raise InputError(
-            f"`{name}` must be a whole number from {minimum} to {maximum}, but is {format_value(value)}. {remedy}",
-            argument=name,
-        )
+        rule = f"a whole number from {minimum} to {maximum}" if minimum < maximum else minimum
+        raise InputError(f"`{name}` must be {rule}, but is {format_value(value)}. {remedy}", argument=name)
     return number
 
 

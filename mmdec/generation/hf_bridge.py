@@ -72,6 +72,7 @@ WARPERS = (
 ROW_WISE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
 # transformers' processors that look up their tokens only in their calls
 CHECKED_LATE = (SequenceBiasLogitsProcessor, ForcedEOSTokenLogitsProcessor)
+BEAMS_REMEDY = "Drafts are verified for greedy decoding and sampling. Call `model.generate` without mmdec for beams."
 OTHER_LOOPS = (
     "penalty_alpha",
     "dola_layers",
@@ -116,10 +117,7 @@ def setting(config: GenerationConfig, name: str) -> Any:
 def check_config(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) -> None:
     """Raise InputError for options under which drafts cannot be verified."""
     if (beams := setting(config, "num_beams")) != 1:
-        raise InputError(
-            f"`num_beams` must be 1, but is {beams}. Drafts are verified for greedy decoding and sampling. Set it to "
-            f"1, or leave `custom_generate` out for beams.{_pipeline_note(target)}"
-        )
+        raise InputError(f"`num_beams` must be 1, but is {beams}. {BEAMS_REMEDY}{_pipeline_note(target)}")
     for name in target.refused_outputs:
         if setting(config, name):
             raise InputError(f"`{name}` must be left out, but is True. Rounds hold only tokens and timings.")
@@ -127,7 +125,7 @@ def check_config(target: HfTarget, config: GenerationConfig, synced_gpus: bool |
         if getattr(config, name, None):
             raise InputError(
                 f"`{name}` must be left out, but is {getattr(config, name)!r}. It asks for another decoding loop; "
-                "leave `custom_generate` out for it."
+                "call `model.generate` without mmdec for it."
             )
     if synced_gpus:
         raise InputError("`synced_gpus` must be False, but is True. Each process decodes on its own.")

@@ -19,6 +19,7 @@ from mmdec.checks.arguments import check_callable, check_instance, check_whole, 
 from mmdec.checks.devices import PASSED_ON
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
+from mmdec.generation.hf_bridge import BEAMS_REMEDY
 
 MAX_SEQUENCES = 1024  # maximum of `num_return_sequences`, the texts per prompt, so that memory is not exhausted
 # option that `model.generate` does not pass to a custom loop -> what to use instead, for the error message
@@ -117,10 +118,13 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name, remedy in REPLACED_OPTIONS.items():
         if options.get(name) is not None:
             raise InputError(f"`{name}` must be left out, but is {format_value(options[name])}. {remedy}")
-    for name in ("num_beams", "num_return_sequences"):  # options that multiply the number of rows
+    # options that multiply the number of rows
+    for name, maximum, remedy in (
+        ("num_beams", 1, BEAMS_REMEDY),
+        ("num_return_sequences", MAX_SEQUENCES, "Call it several times for more."),
+    ):
         if options.get(name) is not None:
-            maximum = 1 if name == "num_beams" else MAX_SEQUENCES
-            check_whole(name, options[name], 1, maximum, "Beams need `model.generate`'s own loop.")
+            check_whole(name, options[name], 1, maximum, remedy)
     check_callable("prefix_allowed_tokens_fn", options.get("prefix_allowed_tokens_fn"), "a function of a row and ids")
     for name in ("logits_processor", "stopping_criteria"):
         functions: object = options.get(name)

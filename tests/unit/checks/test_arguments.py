@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
 import mmdec
@@ -201,8 +201,12 @@ def test_the_message_names_the_callers_options_alone(model: PreTrainedModel, whi
     refused(lambda: mmdec.generate(model, IDS, temperature="hot", do_sample=True), "`options` must ", "`temperature`")
     for name in ("logits_processor", "stopping_criteria"):
         refused(lambda name=name: mmdec.generate(model, IDS, **{name: [3]}), f"`{name}` must be a list of functions")
-    for name in ("num_beams", "num_return_sequences"):
-        refused(lambda name=name: mmdec.generate(model, IDS, **{name: 10**9}), f"`{name}` must be a whole number")
+    refused(lambda: mmdec.generate(model, IDS, num_beams=4), "`num_beams` must be 1, but is 4. ", "for beams.")
+    config = GenerationConfig(num_beams=4, max_new_tokens=3)
+    refused(lambda: mmdec.generate(model, IDS, generation_config=config), "`num_beams` must be 1, but is 4. ")
+    refused(
+        lambda: mmdec.generate(model, IDS, num_return_sequences=10**9), "`num_return_sequences` must be a whole number"
+    )
     refused(lambda: mmdec.generate(model, IDS, custom_generate="x"), "`custom_generate` must be left out")
     refused(
         lambda: mmdec.generate(model, {"input_ids": IDS, "attention_mask": IDS}, attention_mask=IDS), "`attention_mask`"
