@@ -39,6 +39,7 @@ def kinds(levels: int, size: int) -> dict[str, dict[str, Any]]:
     """
     return {
         "Medusa": {"kind": "medusa", "heads": levels},
+        "Medusa, attention (Amphista)": {"kind": "medusa", "heads": levels, "attention": True},
         "Hydra": {"kind": "hydra", "heads": levels},
         "Hydra++": {"kind": "hydra", "heads": levels, "blocks": 4, "prefix_layer": True},
         "ReDrafter": {"kind": "recurrent", "inner_size": size},

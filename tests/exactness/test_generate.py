@@ -71,6 +71,7 @@ HEADS: dict[str, dict[str, Any]] = {  # drafter -> settings of its head
     "domino": {"head": "domino", "head_rank": 8, "head_state": 12, "plain_prefix": 1, "from_anchor": True},
 }
 STATEFUL: dict[str, dict[str, Any]] = {  # drafter -> settings of heads with a state
+    "amphista": {"kind": "medusa", "attention": True, "heads": 3},
     "hydra++": {"kind": "hydra", "prefix_layer": True, "blocks": 2},
     "redrafter": {"kind": "recurrent", "lm_heads": "one"},
     "mlp": {"kind": "mlp", "inner_size": 24, "lm_heads": "each", "heads": 3},

@@ -143,7 +143,7 @@ def test_a_long_run_of_changing_requests_has_no_wrong_token() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("form", slow_but(FORMS_OF["heads"], ("medusa", "hydra++", "redrafter", "mlp")))
+@pytest.mark.parametrize("form", slow_but(FORMS_OF["heads"], ("medusa", "amphista", "hydra++", "redrafter", "mlp")))
 def test_heads_that_keep_a_state_join_and_leave(form: str) -> None:
     """Greedy and sampled, in chains and trees, as rows of one batch and as requests that share passes."""
     model, rng = model_of("LlamaForCausalLM"), random.Random(form)

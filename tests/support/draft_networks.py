@@ -62,6 +62,7 @@ FORMS_OF: dict[str, dict[str, dict[str, Any]]] = {  # system -> name -> settings
     "heads": {
         "plain": {"blocks": 2},  # Hydra
         "medusa": {"kind": "medusa", "heads": 3, "lm_heads": "each"},
+        "amphista": {"kind": "medusa", "attention": True, "prefix_layer": True, "heads": 4},
         "hydra++": {"prefix_layer": True, "blocks": 2, "lm_heads": "each", "lm_head_bias": True},
         "cerberus": {"previous_head": True, "heads": 3},
         "redrafter": {"kind": "recurrent", "lm_heads": "one", "blocks": 2},

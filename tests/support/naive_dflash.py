@@ -28,17 +28,12 @@ def naive_block(
     def product(x: Tensor, name: str) -> Tensor:
         return x @ state[f"{name}.weight"].T + state.get(f"{name}.bias", 0.0)
 
-    def rotated(x: Tensor, position: int) -> Tensor:
-        angles = float(position) * (1.0 / options["theta"] ** (torch.arange(0, dim, 2).float() / dim))
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)  # angles in float32, as in transformers
-        a, b = x[: dim // 2], x[dim // 2 :]
-        return torch.cat([a * cos - b * sin, b * cos + a * sin])
-
     def projected(x: Tensor, layer: str, which: str, position: int) -> list[Tensor]:
         parts = list(product(x, f"{layer}.self_attn.{which}_proj").split(dim))
         if which == "v":
             return parts
-        return [rotated(norm(part, f"{layer}.self_attn.{which}_norm"), position) for part in parts]
+        normed = [norm(part, f"{layer}.self_attn.{which}_norm") for part in parts]
+        return [rotated(part, position, options["theta"]) for part in normed]
 
     def convolved(xs: list[Tensor], inputs: list[Tensor], name: str, which: int) -> list[Tensor]:
         """With DFlash 2's two taps; xs and inputs: one vector for each token of the block."""
@@ -87,6 +82,14 @@ def naive_block(
         outputs = convolved(outputs, normed, f"{layer}.mlp_conv", 1)
         states = [x + y for x, y in zip(states, outputs, strict=True)]
     return torch.stack([norm(x, "norm") for x in states])
+
+
+def rotated(x: Tensor, position: int, theta: float) -> Tensor:
+    """Apply the rotary position to one head's channels (d,)."""
+    angles = float(position) * (1.0 / theta ** (torch.arange(0, len(x), 2).float() / len(x)))
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)  # angles in float32, as in transformers
+    a, b = x.chunk(2)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin])
 
 
 def naive_head(

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from tests.support.naive_dflash import rotated
+
 
 def naive_heads(
     state: dict[str, Tensor], config: Any, hidden: Tensor, text: Sequence[int], embedding: Tensor, head: Tensor
@@ -44,7 +46,36 @@ def _blocks(state: dict[str, Tensor], name: str, count: int, x: Tensor) -> Tenso
 
 
 def _medusa(state: dict[str, Tensor], config: Any, hidden: Tensor, text: Sequence[int], embedding: Tensor) -> Tensor:
-    return _blocks(state, f"heads.levels.{len(text) - 1}", config.blocks, hidden)
+    outputs = [_blocks(state, f"heads.levels.{level}", config.blocks, hidden) for level in range(config.heads)]
+    if config.attention:
+        outputs = _attend(state, config, outputs)
+    return outputs[len(text) - 1]
+
+
+def _attend(state: dict[str, Tensor], config: Any, inputs: list[Tensor]) -> list[Tensor]:
+    """Run Amphista's layer: all levels attend to all."""
+    name, dim = "heads.attention.", config.head_dim
+
+    def normed(x: Tensor, which: str) -> Tensor:
+        return x / (x.square().mean() + config.rms_norm_eps).sqrt() * state[f"{name}{which}_layernorm.weight"]
+
+    def parts(x: Tensor, which: str, place: int) -> list[Tensor]:
+        split = list((state[f"{name}self_attn.{which}_proj.weight"] @ normed(x, "input")).split(dim))
+        return split if which == "v" else [rotated(part, place, config.rope_theta) for part in split]
+
+    queries, keys, values = ([parts(x, which, place) for place, x in enumerate(inputs)] for which in "qkv")
+    outputs: list[Tensor] = []
+    for x, own in zip(inputs, queries, strict=True):
+        mixed: list[Tensor] = []
+        for index, query in enumerate(own):
+            group = index * config.num_key_value_heads // config.num_attention_heads
+            weights = torch.stack([query @ key[group] for key in keys]).div(math.sqrt(dim)).softmax(0)
+            mixed.append(sum((w * value[group] for w, value in zip(weights, values, strict=True)), torch.zeros(())))
+        x = x + state[name + "self_attn.o_proj.weight"] @ torch.cat(mixed)
+        read = normed(x, "post_attention")
+        inner = silu(state[name + "mlp.gate_proj.weight"] @ read) * (state[name + "mlp.up_proj.weight"] @ read)
+        outputs.append(x + state[name + "mlp.down_proj.weight"] @ inner)
+    return outputs
 
 
 def _hydra(state: dict[str, Tensor], config: Any, hidden: Tensor, text: Sequence[int], embedding: Tensor) -> Tensor:

@@ -59,6 +59,7 @@ def _check_layout(network: Heads, layout: HeadsLayout) -> None:
         f"`lm_heads: {config.lm_heads}`. Train with `lm_heads: {lm_heads}`": config.lm_heads != lm_heads,
         "`lm_head_bias`. Train without it": config.lm_head_bias and layout != "hydra",
         "`prefix_layer`. Train without it": config.prefix_layer and layout != "hydra",
+        "`attention`. Train without it": config.attention,
         "`previous_head`. Train without it": config.previous_head,
         "blocks that differ, where its code repeats one block. Train with fewer `blocks`": _has_different_blocks(
             network, layout

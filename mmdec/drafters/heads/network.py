@@ -5,7 +5,7 @@ drafted token, and predicts the token after it:
 
 | kind | what level i hands to the LM head (e_j: the embedding of the token that level j reads) |
 |---|---|
-| medusa | blocks_i(h): the drafted tokens are not read |
+| medusa | x_i = blocks_i(h): the drafted tokens are not read |
 | hydra | blocks_i([h; e_0; ...; e_i]) |
 | recurrent | blocks([h; s_i]), where s_i = SiLU(W e_i + U s_{i-1} + b) and s_{-1} = 0; the same for all levels |
 | mlp | s_i = GELU(LN_i(P_i s_{i-1} + (a / c) E_i[token])), where s_{-1} = h and E_i are embeddings of its own |
@@ -14,15 +14,16 @@ The recurrent kind is ReDrafter's, mlp is IBM's MLPSpeculator. A block is x + Si
 narrows its input, has a second product instead of the plain x. In mlp, c = 0.5^(1 / 2n) for n heads and
 a = sqrt((1 - c^2) D / 2) for D inner channels; LN divides by the root mean square, with scale and shift.
 
-Hydra++ is Hydra whose h has passed a decoder layer with a cache of its own (`prefix_layer`).
+Hydra++ is Hydra whose h has passed a decoder layer with a cache of its own (`prefix_layer`). Amphista is Medusa whose
+x_i have passed a layer in which all levels attend to each other (`attention`); its adaptation layers are not here.
 
 References:
     Medusa: Cai et al. 2024, arXiv 2401.10774. Hydra, Hydra++: Ankner et al. 2024, arXiv 2402.05109. ReDrafter: Zhang et
     al. 2024, arXiv 2403.09919. MLPSpeculator: Wertheimer et al. 2024, arXiv 2404.19124. Cerberus: Liu et al. 2024,
-    arXiv 2410.13344. KOALA: Zhang et al. 2024, arXiv 2408.08146.
+    arXiv 2410.13344. KOALA: Zhang et al. 2024, arXiv 2408.08146. Amphista: Li et al. 2024, arXiv 2406.13170.
 
-Letters in shapes: B rows, n nodes of a level, H channels of the target, D channels that enter the LM head, S channels
-of a state, V vocabulary.
+Letters in shapes: B rows, n nodes of a level, K levels, H channels of the target, D channels that enter the LM head,
+S channels of a state, V vocabulary.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ MLP_EPSILON = 1e-6  # what fms-extras and vLLM add to the mean square in LN
 
 @dataclass(frozen=True)
 class HeadsConfig(DraftConfig):
-    """Sizes and options of heads. The sizes of attention and feed-forward are those of `prefix_layer`."""
+    """Sizes and options of heads. Those of attention and feed-forward are for `prefix_layer` and `attention`."""
 
     intermediate_size: int = 1
     num_attention_heads: int = 1
@@ -75,6 +76,7 @@ class HeadsConfig(DraftConfig):
     lm_heads: Literal["target", "one", "each"] = "target"
     lm_head_bias: bool = False
     prefix_layer: bool = False  # whether h passes a decoder layer first, as in Hydra++
+    attention: bool = False  # medusa: whether the levels pass a layer that attends in both directions, as in Amphista
     previous_head: bool = False  # hydra: whether a head also reads the output of the head before, as in Cerberus
     # recurrent and mlp: D; 0: 2 H in recurrent, H in mlp. With another D, recurrent projects [h; s] to it.
     inner_size: int = 0
@@ -99,8 +101,9 @@ class HeadsConfig(DraftConfig):
             )
         if self.lm_heads == "each" and self.kind == "recurrent":
             raise InputError("`lm_heads` must be one or target for the recurrent kind, but is each. Choose one.")
-        if self.previous_head and self.kind != "hydra":
-            raise InputError(f"`previous_head` must be false for the kind {self.kind}, but is true. Leave it out.")
+        for name, kind in (("attention", "medusa"), ("previous_head", "hydra")):
+            if getattr(self, name) and self.kind != kind:
+                raise InputError(f"`{name}` must be false for the kind {self.kind}, but is true. Leave it out.")
 
     @property
     def output_size(self) -> int:
@@ -140,7 +143,7 @@ class StatefulHeads(nn.Module, ABC):
 
 @final
 class MedusaLevels(StatefulHeads):
-    """Medusa's heads: each reads the target's hidden state alone."""
+    """Medusa's heads: each reads the target's hidden state alone, so all are computed before a token is read."""
 
     reads_tokens: ClassVar[bool] = False
 
@@ -148,10 +151,20 @@ class MedusaLevels(StatefulHeads):
         super().__init__(config)
         size = config.hidden_size
         self.levels = nn.ModuleList(_blocks(size, size, config.blocks) for _ in range(config.heads))
+        self.attention = DraftLayer(config) if config.attention else None
+        if self.attention is not None:  # like a block, a new layer adds nothing
+            nn.init.zeros_(self.attention.self_attn.o_proj.weight)
+            nn.init.zeros_(self.attention.mlp.down_proj.weight)
+
+    def begin(self, hidden: Tensor) -> Tensor:
+        """Return the outputs of all levels, the deepest first, then `hidden`. Each `step` removes the last."""
+        outputs = torch.stack([blocks(hidden) for blocks in self.levels], -2)  # (..., K, H)
+        if self.attention is not None:
+            outputs = _attend_in_both_directions(self.attention, outputs)
+        return torch.cat([outputs.flip(-2).flatten(-2), hidden], -1)
 
     def step(self, state: Tensor, tokens: Tensor, level: int, embed: Embed) -> Tensor:
-        hidden = state[..., : self.config.hidden_size]
-        return torch.cat([hidden, self.levels[level](hidden)], -1)
+        return state[..., : -self.config.hidden_size]
 
 
 @final
@@ -255,6 +268,13 @@ class ScaleShiftNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, x.shape[-1:], self.weight, MLP_EPSILON) + self.bias
+
+
+def _attend_in_both_directions(layer: DraftLayer, states: Tensor) -> Tensor:
+    """Run a layer over the K positions of states (..., K, H), without a causal mask."""
+    count, rows = states.shape[-2], states.reshape(-1, *states.shape[-2:])
+    queries, keys, values = layer.project(rows, torch.arange(count, device=states.device)[None])
+    return layer.attend(rows, queries, keys, values, rows.new_zeros(count, count)).view_as(states)
 
 
 def _blocks(inputs: int, size: int, count: int) -> nn.Sequential:

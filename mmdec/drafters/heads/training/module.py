@@ -42,7 +42,8 @@ class HeadsModule(DraftModule):
     relative to the level above, 0.8 in the papers. LM heads of the network's own begin as the target's.
 
     Hydra++ is `{kind: hydra, prefix_layer: true, blocks: 4}`. KOALA's deeper heads are `blocks: 2` or 3, Cerberus'
-    sequential knowledge is `previous_head: true`.
+    sequential knowledge is `previous_head: true`. Amphista's attention between heads is `{kind: medusa, attention:
+    true}`.
 
     Args:
         vocabulary: Number of tokens whose probabilities training compares, the most frequent in the answers; 0: all.

@@ -17,7 +17,7 @@ from mmdec.drafters.heads.network import HeadsConfig
 from mmdec.errors import InputError
 from mmdec.pretrained.drafters import convert, read_network, save_network
 from mmdec.pretrained.export import export_drafter
-from tests.support.draft_networks import draft_network
+from tests.support.draft_networks import FORMS_OF, draft_network
 from tests.support.naive_heads import naive_heads
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 
@@ -206,6 +206,7 @@ def test_hydra_gets_a_bias_that_its_code_would_draw(tmp_path: Path, target: Path
         ({"lm_heads": "each"}, "speculators", "`to` must be flat for heads"),
         ({}, "flat", "`lm_heads: target`. Train with `lm_heads: each`"),
         ({"lm_heads": "each", "previous_head": True}, "flat", "`previous_head`"),
+        ({"lm_heads": "each", "kind": "medusa", "attention": True}, "flat", "Medusa can hold, but has `attention`"),
         ({"lm_heads": "each", "blocks": 3}, "flat", "Hydra can hold, but has blocks that differ"),
         ({"lm_heads": "each", "kind": "medusa", "blocks": 2}, "flat", "Medusa can hold, but has blocks that differ"),
         ({"lm_heads": "one", "kind": "recurrent", "lm_head_bias": True}, "flat", "`lm_head_bias`"),
@@ -220,6 +221,45 @@ def test_heads_that_a_layout_cannot_hold_are_refused(
     with pytest.raises(InputError, match=match):
         export_drafter(tmp_path / "own", tmp_path / "out", to, model=target)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", FORMS_OF["heads"])
+def test_heads_of_every_kind_are_the_same_after_saving_and_loading(form: str, tmp_path: Path) -> None:
+    network = draft_network("heads", MODEL, **FORMS_OF["heads"][form])
+    again = read_network(save_network(network, tmp_path / "own"))
+    assert again.config == network.config
+    own, read = network.state_dict(), again.state_dict()
+    assert own.keys() == read.keys()
+    assert all(torch.equal(value, read[key]) for key, value in own.items())
+
+
+@pytest.mark.parametrize(
+    ("trained", "described", "match"),
+    [
+        ({}, {"attention": True}, r"lacks 'heads\.attention\..*"),
+        ({"attention": True}, {"attention": False}, r"holds 'heads\.attention\..*"),
+        ({"attention": True}, {"attention": "yes"}, "`attention` must be true or false"),
+        ({"attention": True}, {"kind": "hydra"}, "`attention` must be false for the kind hydra"),
+    ],
+)
+def test_attention_that_the_folder_does_not_hold_is_refused(
+    trained: dict[str, Any], described: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    folder = save_network(draft_network("heads", MODEL, kind="medusa", **trained), tmp_path / "own")
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **described}))
+    with pytest.raises(InputError, match=match):
+        read_network(folder)
+
+
+def test_a_folder_without_the_field_has_no_attention(tmp_path: Path) -> None:
+    network = draft_network("heads", MODEL, kind="medusa")
+    folder = save_network(network, tmp_path / "own")
+    file = folder / "config.json"
+    fields = json.loads(file.read_text())
+    del fields["attention"]
+    file.write_text(json.dumps(fields))
+    assert read_network(folder).config == network.config
 
 
 @pytest.mark.parametrize("copies", [1, 2, HEADS])

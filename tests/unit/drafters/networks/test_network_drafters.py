@@ -29,7 +29,7 @@ MODEL: Any = language_model(num_hidden_layers=5)
 EACH_SETTING = {  # forms that have each setting once
     "eagle3": ("plain", "layers", "parallel-part", "two"),
     "dflash": ("part", "anchor", "vanilla", "confident", "rnn", "dflash2", "domino"),
-    "heads": ("medusa", "hydra++", "cerberus", "redrafter-narrow", "redrafter-sum", "mlp-tied"),
+    "heads": ("medusa", "amphista", "hydra++", "cerberus", "redrafter-narrow", "redrafter-sum", "mlp-tied"),
 }
 
 

@@ -78,7 +78,9 @@ def test_loss_and_ranks_equal_the_naive_ones(form: str) -> None:
     assert float(parts.get("round", 1 + accepted / roots)) == pytest.approx(1 + accepted / roots)
 
 
-@pytest.mark.parametrize("form", ["plain", "medusa", "hydra++", "cerberus", "redrafter", "redrafter-narrow"])
+@pytest.mark.parametrize(
+    "form", ["plain", "medusa", "amphista", "hydra++", "cerberus", "redrafter", "redrafter-narrow"]
+)
 @torch.no_grad()
 def test_new_heads_repeat_the_targets_distribution(form: str) -> None:
     settings = {**FORMS_OF["heads"][form], "prefix_layer": False}
@@ -96,7 +98,7 @@ def test_new_heads_repeat_the_targets_distribution(form: str) -> None:
         torch.testing.assert_close(logits, expected)
 
 
-@pytest.mark.parametrize("form", ["plain", "medusa", "hydra++", "redrafter-narrow", "mlp-tied"])
+@pytest.mark.parametrize("form", ["plain", "medusa", "amphista", "hydra++", "redrafter-narrow", "mlp-tied"])
 def test_every_weight_learns(form: str) -> None:
     torch.manual_seed(0)
     network = draft_network("heads", MODEL, **FORMS_OF["heads"][form]).float()
