@@ -78,7 +78,15 @@ def serve(
     limits = ServerLimits(requests, sessions, megabytes, seconds, tokens, wait, rows=batch_size, cache=cache_tokens)
     precision = resolve_dtype(dtype, device, integers=True)
     with listening_sockets(host, port) as sockets, one_pool():
-        server, names = make_server(models or [], secret, limits, threads, device, precision, origins)
+        server, names = make_server(
+            models or [],
+            token=secret,
+            limits=limits,
+            threads=threads,
+            device=device,
+            dtype=precision,
+            origins=origins,
+        )
         print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)
         server.run(sockets)
 

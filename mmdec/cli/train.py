@@ -69,16 +69,35 @@ def drafter(
     from mmdec.drafters.networks.training.train_for_model import DrafterRun, train_drafter
 
     run = DrafterRun(
-        model, data, output, system, minutes, images, prompt, questions, max_tokens, allow_absolute_paths, head
+        model=model,
+        data=data,
+        output=output,
+        system=system,
+        head=head,
+        minutes=minutes,
+        images=images,
+        prompt=prompt,
+        questions=questions,
+        max_tokens=max_tokens,
+        allow_absolute_paths=allow_absolute_paths,
     )
     with _stdout_is_stderr(), progress_bar(count=True) as bar:
         task = bar.add_task("the model answers", total=None)
         result = train_drafter(run, lambda done, total: bar.update(task, completed=done, total=total), log, start=start)
     text = (
         f"{result['output']}: {result['chain']:.2f} tokens per round on held-out answers in chains, "
-        f"{result['tree']:.2f} in trees. Use it with `mmdec describe --drafter {result['output']}`"
+        f"{result['tree']:.2f} in trees. Use it with `mmdec {_command(model)} --drafter {result['output']}`"
     )
     print_result({"model": model, "system": system, **result}, as_json, text)
+
+
+def _command(model: str) -> str:
+    """Return the command that decodes with a model, such as "chat my-llama"."""
+    from mmdec.hub.find import find_model
+    from mmdec.pretrained.vlm import PROCESSOR_FILES, is_vision_language_model
+
+    directory = find_model(model, None, ("config.json", *PROCESSOR_FILES))
+    return f"describe --model {model}" if is_vision_language_model(directory) else f"chat {model}"
 
 
 @contextmanager

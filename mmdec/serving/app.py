@@ -178,6 +178,7 @@ def listening_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
 
 def make_server(
     names: Sequence[str],
+    *,
     token: str | None = None,
     limits: ServerLimits | None = None,
     threads: int | None = None,

@@ -25,6 +25,7 @@ from mmdec.cli.inputs import AUDIO_FILES, IMAGE_FILES, combine_files, input_file
 from mmdec.cli.options import MmdecCommand
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.daspeech.options import STRATEGIES
+from mmdec.drafters.networks.training import train_for_model
 from mmdec.errors import InputError
 from mmdec.evaluation.translation import DEFAULT_STRATEGIES
 from mmdec.hub.cache import LoadedModels
@@ -453,6 +454,25 @@ def test_a_number_that_is_out_of_range(
         cli.main()
     assert caught.value.code == 2
     assert capsys.readouterr().err == f"error: {expected} See `--help`.\n"
+
+
+@pytest.mark.parametrize("reads_images", [False, True])
+def test_training_names_the_command_for_the_model(
+    reads_images: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*_: Any, **__: Any) -> dict[str, Any]:
+        return {"output": "out/drafter", "chain": 2.0, "tree": 3.0}
+
+    monkeypatch.setattr(train_for_model, "train_drafter", train)
+    model, data = tmp_path / "model", tmp_path / "questions.txt"
+    data.write_text("One?\nTwo?\n", encoding="utf-8")
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llava" if reads_images else "llama"}))
+    if reads_images:
+        (model / "processor_config.json").write_text("{}")
+    result = run("train", "drafter", "--model", model, "--data", data, "--output", tmp_path / "out")
+    expected = f"describe --model {model}" if reads_images else f"chat {model}"
+    assert result.stdout.endswith(f"Use it with `mmdec {expected} --drafter out/drafter`\n")
 
 
 @pytest.mark.parametrize("verb", ["translate x.wav -o out", "transcribe x.wav", "describe x.wav"])
