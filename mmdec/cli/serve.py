@@ -75,7 +75,16 @@ def serve(
     from mmdec.serving.app import listening_sockets, make_server
     from mmdec.serving.server import ServerLimits
 
-    limits = ServerLimits(requests, sessions, megabytes, seconds, tokens, wait, rows=batch_size, cache=cache_tokens)
+    limits = ServerLimits(
+        requests=requests,
+        sessions=sessions,
+        megabytes=megabytes,
+        audio_seconds=seconds,
+        answer_tokens=tokens,
+        answer_seconds=wait,
+        rows=batch_size,
+        cache_tokens=cache_tokens,
+    )
     precision = resolve_dtype(dtype, device, integers=True)
     with listening_sockets(host, port) as sockets, one_pool():
         server, names = make_server(

@@ -121,7 +121,7 @@ async def metrics(request: Request) -> PlainTextResponse:
             "Tokens that the caches of running rows may come to hold.",
             {name: load.tokens for name, load in loads.items()},
         ),
-        "cache_tokens_limit": ("Maximum of cache_tokens over all models.", {"": server.limits.cache}),
+        "cache_tokens_limit": ("Maximum of cache_tokens over all models.", {"": server.limits.cache_tokens}),
         "requests_open": ("Requests that are not answered yet.", {"": server.open}),
         "live_sessions": ("Open sessions of live transcription.", {"": server.sessions}),
     }

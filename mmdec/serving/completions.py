@@ -97,7 +97,7 @@ class CompletionRequest(BaseModel):
         Args:
             wanted: The client's maximum of new tokens.
         """
-        limit = server.limits.tokens
+        limit = server.limits.answer_tokens
         if self.top_p == 0:  # the most likely token alone
             sampled = False
         elif self.temperature is not None:
@@ -139,7 +139,7 @@ class AnswerWriter(ABC):
         length_field: str,
         wants_logprobs: bool,
     ) -> None:
-        limit = server.limits.tokens
+        limit = server.limits.answer_tokens
         self._server, self._engine, self._prompt, self.wants_logprobs = server, engine, prompt, wants_logprobs
         self._by_client = wanted is not None and wanted <= limit
         self._remedy = f"; set {length_field}" if (wanted or limit) < limit else ", the server's maximum"

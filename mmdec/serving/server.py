@@ -36,19 +36,19 @@ T = TypeVar("T")
 EngineKind = TypeVar("EngineKind", bound=AnyEngine)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ServerLimits:
     """Limits of what a server accepts."""
 
     requests: int = 64  # maximum number of open requests; further ones get status 429 and may be sent again later
     sessions: int = 8  # maximum number of open live transcription sessions
     megabytes: float = 25.0  # maximum size of a request in MB (10^6 bytes)
-    seconds: float = 900.0  # maximum seconds of audio in a request
-    tokens: int = 1024  # maximum number of new tokens in an answer
-    wait: float = 300.0  # maximum seconds from a request to its answer
-    upload: float = 60.0  # maximum seconds in which a request's body must arrive
+    audio_seconds: float = 900.0  # maximum seconds of audio in a request
+    answer_tokens: int = 1024  # maximum number of new tokens in an answer
+    answer_seconds: float = 300.0  # maximum seconds from a request to its answer
+    upload_seconds: float = 60.0  # maximum seconds in which a request's body must arrive
     rows: int = 8  # maximum number of requests that are decoded at the same time
-    cache: int = 32_768  # maximum number of tokens in the caches of these requests
+    cache_tokens: int = 32_768  # maximum number of tokens in the caches of these requests
 
 
 @final
@@ -59,14 +59,22 @@ class ApiError(Exception):
         status: The HTTP status.
         message: The text for the client.
         kind, code: The fields "type" and "code" of OpenAI's errors.
-        **details: `param`, the name of the wrong parameter; `headers`, further headers of the response.
+        param: The name of the wrong parameter.
+        headers: Further headers of the response.
     """
 
     def __init__(
-        self, status: int, message: str, kind: str = "invalid_request_error", code: str | None = None, **details: Any
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.status, self.headers = status, details.get("headers")
-        self.content = {"error": {"message": message, "type": kind, "param": details.get("param"), "code": code}}
+        self.status, self.headers = status, headers
+        self.content = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         super().__init__(message)
 
     @classmethod
@@ -105,7 +113,7 @@ class Server:
         threads: int | None = None,
     ) -> None:
         self.models, self.limits, self.metrics = models, limits, Metrics()
-        running = SchedulerLimits(max_rows=limits.rows, max_cache_tokens=limits.cache)
+        running = SchedulerLimits(max_rows=limits.rows, max_cache_tokens=limits.cache_tokens)
         self.scheduler = SchedulerThread(running, threads, self.metrics.count_rows)
         self.began = int(time.time())
         self.open = self.sessions = 0
@@ -149,7 +157,7 @@ class Server:
         Raises:
             ApiError: If it could never fit into the limits.
         """
-        limit = self.limits.cache
+        limit = self.limits.cache_tokens
         if job.tokens > limit:
             raise ApiError(
                 400,
@@ -194,7 +202,7 @@ class Server:
             ApiError: If the job fails or is cancelled.
         """
         gone = asyncio.ensure_future(_wait_for_disconnect(request))
-        end = time.monotonic() + self.limits.wait
+        end = time.monotonic() + self.limits.answer_seconds
         try:
             self.submit(job, self.name_of(job.engine))
             while True:
@@ -407,7 +415,7 @@ class LimitedUpload:
     def __init__(self, receive: Receive, send: Send, limits: ServerLimits) -> None:
         self._receive, self._send, self._limits = receive, send, limits
         self._left, self._whole = limits.megabytes * 1e6, False
-        self._end = time.monotonic() + limits.upload
+        self._end = time.monotonic() + limits.upload_seconds
         self._refused: ApiError | None = None
 
     async def receive(self) -> Message:
@@ -417,7 +425,9 @@ class LimitedUpload:
         try:
             message = await asyncio.wait_for(self._receive(), max(self._end - time.monotonic(), 0.0))
         except TimeoutError:
-            self._refused = ApiError(408, f"A request must arrive within {self._limits.upload:g} seconds.", code="slow")
+            self._refused = ApiError(
+                408, f"A request must arrive within {self._limits.upload_seconds:g} seconds.", code="slow"
+            )
             return {"type": "http.disconnect"}
         self._left -= len(message.get("body", b""))
         self._whole = not message.get("more_body", False)

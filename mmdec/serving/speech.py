@@ -182,7 +182,7 @@ async def _read(server: Server, file: UploadFile, strict: bool | None, silence: 
         InputError: If the file is no readable recording.
     """
     content = await file.read()
-    limit = server.limits.seconds
+    limit = server.limits.audio_seconds
     return await server.read(partial(read_recording, content, max_seconds=limit, silence=silence, strict=bool(strict)))
 
 

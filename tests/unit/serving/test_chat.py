@@ -208,7 +208,7 @@ def test_a_cut_answer_carries_a_note(engines: dict[str, Any], stream: bool, monk
         response = ask(client, text(QUESTION), stream=stream, **options)
         return events(response.text)[-1] if stream else response.json()
 
-    with served(engines, ServerLimits(tokens=3)) as (client, _):
+    with served(engines, ServerLimits(answer_tokens=3)) as (client, _):
         assert answer(max_tokens=2)["note"] == "cut at 2 tokens; set max_completion_tokens"
         assert answer(max_tokens=2)["confidence"] > 0  # the client set the length
         assert answer(max_tokens=3)["confidence"] > 0

@@ -73,7 +73,7 @@ def test_models_are_listed(engines: dict[str, Any]) -> None:
 
 
 def test_too_large_requests_are_refused(engines: dict[str, Any]) -> None:
-    with served(engines, ServerLimits(megabytes=0.05, seconds=1.0)) as (client, _):
+    with served(engines, ServerLimits(megabytes=0.05, audio_seconds=1.0)) as (client, _):
         assert post(client, wav(1.2)).status_code == 400  # too long
         assert post(client, wav(2.0)).status_code == 413
 
@@ -90,7 +90,7 @@ def test_too_large_requests_are_refused(engines: dict[str, Any]) -> None:
 def test_too_slow_uploads_are_refused(engines: dict[str, Any]) -> None:
     head = f"POST {TRANSCRIBE} HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n"
     with (
-        served(engines, ServerLimits(upload=0.2)) as (client, _),
+        served(engines, ServerLimits(upload_seconds=0.2)) as (client, _),
         socket.create_connection((client.base_url.host, client.base_url.port or 0)) as slow,
     ):
         slow.sendall(f"{head}Content-Type: multipart/form-data; boundary=x\r\n\r\n--x".encode())
@@ -112,7 +112,7 @@ def test_a_full_server_answers_retry_later(engines: dict[str, Any]) -> None:
 
 def test_a_too_slow_answer_times_out(engines: dict[str, Any]) -> None:
     with (
-        served(engines, ServerLimits(wait=0.3)) as (client, _),
+        served(engines, ServerLimits(answer_seconds=0.3)) as (client, _),
         mmdec.model_lock(engines["whisper"].loaded.model).write(),
     ):
         answer = post(client, wav(0.5))

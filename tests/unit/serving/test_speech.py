@@ -147,7 +147,7 @@ def test_recordings_of_an_audio_language_model_count_in_the_cache(
     tokens = loaded.inputs([samples])["input_ids"].shape[1] + 12
     assert engine.read_speech(samples).tokens == tokens
     assert engine.read_speech(torch.zeros(RATE)).tokens == 0  # silence is not decoded
-    with served({"hears": engine}, ServerLimits(cache=tokens - 1)) as (client, _):
+    with served({"hears": engine}, ServerLimits(cache_tokens=tokens - 1)) as (client, _):
         for form in ({}, {"stream": "true"}):
             refused = post(client, TRANSCRIBE, sound, **form)
             assert refused.status_code == 400
@@ -155,7 +155,10 @@ def test_recordings_of_an_audio_language_model_count_in_the_cache(
             assert f"at most {tokens - 1} tokens" in message
             assert f"take up {tokens}." in message
     for cache, together in ((2 * tokens - 1, False), (2 * tokens, True)):
-        with served({"hears": engine}, ServerLimits(cache=cache)) as (client, server), ThreadPoolExecutor(2) as pool:
+        with (
+            served({"hears": engine}, ServerLimits(cache_tokens=cache)) as (client, server),
+            ThreadPoolExecutor(2) as pool,
+        ):
             with mmdec.model_lock(loaded.model).write():
                 texts = [pool.submit(post, client, TRANSCRIBE, sound) for _ in range(2)]
                 until(lambda: server.load()["hears"].waiting == 2)

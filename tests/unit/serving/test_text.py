@@ -187,7 +187,7 @@ def test_what_a_model_of_text_cannot_do_is_refused(web: httpx.Client) -> None:
 
 
 def test_a_request_beyond_the_cache_is_refused_with_both_numbers(texts: dict[str, Any]) -> None:
-    with served(texts, ServerLimits(cache=50)) as (client, _):
+    with served(texts, ServerLimits(cache_tokens=50)) as (client, _):
         answer = complete(client, max_tokens=200)
         assert answer.status_code == 400
         assert "must take up at most 50 tokens" in answer.json()["error"]["message"]
