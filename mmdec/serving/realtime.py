@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
-import json
 from functools import partial
-from typing import Any, final
+from typing import Annotated, Any, Literal, final
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from pydantic import BaseModel, Field, StrictFloat, StrictInt, TypeAdapter, ValidationError, model_validator
 
-from mmdec import InputError
 from mmdec.serving.engines import LiveEngine, TranscriptionEngine, Updates
 from mmdec.serving.server import ApiError, Server, server_of
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
@@ -26,6 +24,65 @@ RATE = 24_000  # sample rate in Hz if the session names no other rate
 # maximum seconds of audio that wait for decoding; then the server stops reading from the socket
 MAX_WAITING_SECONDS = 30.0
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
+
+
+class Settings(BaseModel):
+    """Settings of a session. Null is the same as a field that is left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class AudioFormat(Settings):
+    type: str = "audio/pcm"
+    rate: StrictInt | StrictFloat | None = None
+
+
+class TranscriptionSettings(Settings):
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+
+
+class InputSettings(Settings):
+    format: AudioFormat = AudioFormat()
+    transcription: TranscriptionSettings = TranscriptionSettings()
+
+
+class AudioSettings(Settings):
+    input: InputSettings = InputSettings()
+
+
+class SessionSettings(Settings):
+    audio: AudioSettings = AudioSettings()
+
+
+class SessionUpdate(BaseModel):
+    """The event with new settings, in the form of OpenAI's current API."""
+
+    type: Literal["session.update"]
+    session: SessionSettings
+
+
+class AudioAppend(BaseModel):
+    """The event with audio in base64."""
+
+    type: Literal["input_audio_buffer.append"]
+    audio: str
+
+
+class AudioCommit(BaseModel):
+    """The event that ends a window of speech."""
+
+    type: Literal["input_audio_buffer.commit"]
+
+
+Event = SessionUpdate | AudioAppend | AudioCommit
+EVENTS = TypeAdapter[Event](Annotated[Event, Field(discriminator="type")])
 
 
 @final
@@ -52,9 +109,12 @@ class LiveSession:
         feeding = asyncio.ensure_future(self._feed())
         try:
             while not self._ended:
+                message = await self._receive()
                 try:
-                    await self._handle_event(json.loads(await self._socket.receive_text()))
-                except (ApiError, InputError, ValueError, TypeError, AttributeError, KeyError) as error:
+                    await self._handle_event(_parse_event(message))
+                except WebSocketDisconnect:
+                    raise
+                except Exception as error:
                     await self._refuse(error)
         except WebSocketDisconnect:
             pass
@@ -66,65 +126,60 @@ class LiveSession:
         form = {"type": "audio/pcm", "rate": self._options["sample_rate"]}
         return {"type": "transcription", "audio": {"input": {"format": form, "transcription": options}}}
 
+    async def _receive(self) -> str | bytes:
+        message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message["code"])
+        text = message.get("text")
+        return message["bytes"] if text is None else text
+
     async def _send(self, kind: str, **content: Any) -> None:
         await self._socket.send_json({"type": kind, **content})
 
     async def _refuse(self, error: Exception) -> None:
-        is_user_error = isinstance(error, (ApiError, InputError))
-        answer = (
-            ApiError.from_error(error)
-            if is_user_error
-            else ApiError(400, "An event must be a JSON object of a known form.")
-        )
-        await self._send("error", **answer.content)
+        await self._send("error", **ApiError.from_error(error).content)
 
-    async def _handle_event(self, event: dict[str, Any]) -> None:
+    async def _handle_event(self, event: Event) -> None:
         """Handle one event of the client: audio, a commit or new settings."""
-        kind = event["type"]
-        if kind == "session.update":
-            self._update(event["session"])
+        if isinstance(event, SessionUpdate):
+            self._update(event.session)
             await self._send("session.updated", session=self._session())
-        elif kind == "input_audio_buffer.append":
+        elif isinstance(event, AudioAppend):
             try:
-                sound = base64.b64decode(event["audio"], validate=True)
-            except binascii.Error as error:
+                sound = base64.b64decode(event.audio, validate=True)
+            except ValueError as error:  # also for characters outside ASCII
                 raise ApiError(400, f"`audio` must be valid base64, but is not: {error}.", param="audio") from None
             max_bytes = MAX_WAITING_SECONDS * 2 * self._options["sample_rate"]
             async with self._changed:
                 await self._changed.wait_for(lambda: len(self._sound) < max_bytes or self._ended)
                 self._sound += sound
                 self._changed.notify_all()
-        elif kind == "input_audio_buffer.commit":
+        else:
             async with self._changed:
                 self._commits = True
                 self._changed.notify_all()
                 await self._changed.wait_for(lambda: not self._commits or self._ended)
-        else:
-            raise ApiError(400, f"`type` must be a known event, but is {kind!r:.80}.", param="type")
 
-    def _update(self, session: dict[str, Any]) -> None:
-        """Apply the settings of a `session.update` event, in the form of OpenAI's current API.
-
-        Null is the same as a field that is left out.
-        """
+    def _update(self, session: SessionSettings) -> None:
+        """Apply the settings of a `session.update` event."""
         if self._live is not None or self._sound:
             raise ApiError(400, "`session` must be set before the sound begins.", param="session")
-        source = (session.get("audio") or {}).get("input") or {}
-        form, wanted = source.get("format") or {}, source.get("transcription") or {}
-        if form.get("type") not in (None, "audio/pcm"):
+        form, wanted = session.audio.input.format, session.audio.input.transcription
+        if form.type != "audio/pcm":
             raise ApiError(
                 400,
-                f"`format.type` must be 'audio/pcm', but is {form['type']!r:.80}. Send 16-bit PCM.",
+                f"`format.type` must be 'audio/pcm', but is {form.type!r:.80}. Send 16-bit PCM.",
                 param="session",
             )
         options = dict(self._options)
-        if form.get("rate") is not None:
-            options["sample_rate"] = form["rate"]
-        if wanted.get("model") is not None:
-            self._engine = self._server.engine(wanted["model"], TranscriptionEngine)
-        for name in ("language", "prompt"):
-            if wanted.get(name):
-                options[name] = wanted[name]
+        if form.rate is not None:
+            options["sample_rate"] = form.rate
+        if wanted.model is not None:
+            self._engine = self._server.engine(wanted.model, TranscriptionEngine)
+        if wanted.language:
+            options["language"] = wanted.language
+        if wanted.prompt:
+            options["prompt"] = wanted.prompt
         self._engine.live(**options)  # wrong options raise InputError here, before the session is changed
         self._options = options
 
@@ -135,7 +190,7 @@ class LiveSession:
                 await self._forward_audio()
         except WebSocketDisconnect:
             pass
-        finally:  # end the input in any case: otherwise `_take`, which may wait for it, would never end
+        finally:  # end the input in any case: otherwise `_handle_event`, which may wait for it, would not
             async with self._changed:
                 self._ended = True
                 self._changed.notify_all()
@@ -154,7 +209,9 @@ class LiveSession:
                 await self._run(partial(self._live.feed, sound))
             if commits:
                 await self._run(self._live.end)
-        except (ApiError, InputError) as error:
+        except WebSocketDisconnect:
+            raise
+        except Exception as error:
             await self._refuse(error)
         if commits:
             async with self._changed:
@@ -200,6 +257,24 @@ class LiveSession:
         usage = {"type": "duration", "seconds": round(update.end - update.start, 3)}
         done = {"item_id": item, "content_index": 0, "transcript": update.text, "usage": usage}
         await self._send(f"{TRANSCRIPTION}.completed", **done, **times)
+
+
+def _parse_event(message: str | bytes) -> Event:
+    """Return the event in a message of the client.
+
+    Raises:
+        ApiError: If it has no known form.
+    """
+    try:
+        return EVENTS.validate_json(message)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "union_tag_invalid":
+            kind = first["input"]["type"]
+            raise ApiError(400, f"`type` must be a known event, but is {kind!r:.80}.", param="type") from None
+        param = ".".join(map(str, first["loc"][1:])) or None  # the first part is the event's type
+        reason = f"{param or 'message'}: {first['msg']:.200}"
+        raise ApiError(400, f"An event must be a JSON object of a known form ({reason}).", param=param) from None
 
 
 @router.websocket("/realtime")

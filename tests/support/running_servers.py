@@ -148,8 +148,9 @@ class AsgiSocket:
         return json.loads(message["text"])
 
     def send(self, event: Any) -> None:
-        text = event if isinstance(event, str) else json.dumps(event)
-        self._to.put_nowait({"type": "websocket.receive", "text": text})
+        content = event if isinstance(event, (str, bytes)) else json.dumps(event)
+        kind = "bytes" if isinstance(content, bytes) else "text"
+        self._to.put_nowait({"type": "websocket.receive", kind: content})
 
     async def close(self) -> None:
         """Disconnect, and wait until the server has ended the session."""

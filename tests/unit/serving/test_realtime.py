@@ -14,8 +14,8 @@ import soundfile
 
 import mmdec
 from mmdec.serving.app import build_app
-from mmdec.serving.engines import EngineOptions, load_engine
-from mmdec.serving.realtime import TRANSCRIPTION
+from mmdec.serving.engines import EngineOptions, TranscriptionEngine, load_engine
+from mmdec.serving.realtime import TRANSCRIPTION, LiveSession
 from mmdec.serving.server import Server, ServerLimits
 from tests.conftest import RATE, buzz
 from tests.support.audio_lm_folders import write
@@ -139,6 +139,10 @@ def test_errors_are_reported_and_the_session_goes_on(engines: dict[str, Any]) ->
         {"type": "input_audio_buffer.append"},
         {"type": "input_audio_buffer.append", "audio": "%%%"},
         {"type": "input_audio_buffer.append", "audio": 7},
+        {"type": "input_audio_buffer.append", "audio": "é"},
+        {"type": "session.update", "session": {"audio": []}},
+        {"type": "session.update", "session": {"audio": {"input": {"transcription": {"language": 7}}}}},
+        b"\x00\xff",
     ]
 
     async def talk(client: AsgiSocket) -> None:
@@ -147,12 +151,32 @@ def test_errors_are_reported_and_the_session_goes_on(engines: dict[str, Any]) ->
             client.send(event)
             told = await client.event()
             assert told["type"] == "error", (event, told)
+            assert told["error"]["type"] == "invalid_request_error", (event, told)
             assert told["error"]["message"]
         client.send(append(buzz(0.7)))
         client.send({"type": "input_audio_buffer.commit"})
         assert (await completed(client))[0]["transcript"]
 
     session(engines, talk)
+
+
+def test_an_unexpected_exception_is_logged_as_the_servers(
+    engines: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("a bug")
+
+    async def talk(client: AsgiSocket) -> None:
+        await opened(client)
+        monkeypatch.setattr(LiveSession, "_update", broken)
+        client.send(FORM)
+        assert (await client.event())["error"]["type"] == "server_error"
+        monkeypatch.setattr(TranscriptionEngine, "live", broken)
+        client.send(append(buzz(0.7)))
+        assert (await client.event())["error"]["type"] == "server_error"
+
+    session(engines, talk)
+    assert [str(record.exc_info and record.exc_info[1]) for record in caplog.records] == ["'a bug'"] * 2
 
 
 def test_an_early_disconnect_frees_its_place(engines: dict[str, Any]) -> None:
