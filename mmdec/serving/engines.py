@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, cast, final
@@ -69,7 +69,7 @@ class SpeechInputs:
     """A recording to transcribe, read and checked."""
 
     samples: Tensor  # (T,), 16 kHz
-    options: Mapping[str, Any]  # for `mmdec.transcribe`
+    options: TranscribeOptions
     # what an audio language model reads; None for silence, which is not decoded, and for Whisper
     inputs: Mapping[str, Any] | None = None
     tokens: int = 0  # that its cache may come to hold; Whisper's caches are small and not counted
@@ -99,13 +99,13 @@ class TranscriptionEngine:
         Raises:
             InputError: For a wrong option, or a recording that the model does not take.
         """
-        options = _given(options)
-        chosen = TranscribeOptions.from_keywords(options).changed()
-        loaded = self.loaded
+        loaded, options = self.loaded, _given(options)
+        if isinstance(loaded, LoadedAudioLm):
+            options["do_sample"] = "temperature" in options  # otherwise the model's settings would decide it
+        chosen = TranscribeOptions.from_keywords(options | {"statistics": self._options.statistics})
         if not isinstance(loaded, LoadedAudioLm):
             return SpeechInputs(samples, chosen)
-        chosen["do_sample"] = "temperature" in chosen  # otherwise the model's settings would decide it
-        request = transcription_request(loaded, TranscribeOptions.from_keywords(chosen), 1)
+        request = transcription_request(loaded, chosen, 1)
         assert isinstance(request, AudioLmRequest)
         request.check(samples)
         if describe_silence(samples):
@@ -123,9 +123,7 @@ class TranscriptionEngine:
         # takes it itself.
         loaded = self.loaded
         shares = (
-            isinstance(loaded, LoadedAudioLm)
-            or speech.options.get("timestamps") != "word"
-            or can_use_eager_copy(loaded.model)
+            isinstance(loaded, LoadedAudioLm) or speech.options.timestamps != "word" or can_use_eager_copy(loaded.model)
         )
         models = (self.loaded.model,) if shares else ()
         steps, seconds = partial(self._steps, speech=speech), len(speech.samples) / SAMPLE_RATE
@@ -160,10 +158,10 @@ class TranscriptionEngine:
                 if piece := deltas.next_delta(text.text):
                     job.put_event("text", piece)
 
-        call_options = {**speech.options, "on_round": on_round, "statistics": self._options.statistics}
+        options = replace(speech.options, on_round=on_round)
         result: mmdec.Transcript
         if job.models:
-            request = transcription_request(self.loaded, TranscribeOptions.from_keywords(call_options), 1)
+            request = transcription_request(self.loaded, options, 1)
             if isinstance(request, AudioLmRequest):
                 result = yield from recording_steps(request, samples, speech.inputs)
             else:
@@ -171,7 +169,7 @@ class TranscriptionEngine:
                 result = yield from transcription_steps(request, samples)
         else:
             fixed = {"sample_rate": SAMPLE_RATE, "model": self.loaded, "threads": self._options.threads}
-            call = partial(mmdec.transcribe, samples, **fixed, **call_options)
+            call = partial(mmdec.transcribe, samples, **options.changed(), **fixed)
             computed = yield Compute(self.loaded.model.device, call)
             assert computed is not None
             result = computed.value
