@@ -137,15 +137,14 @@ def estimate_confidence(evidence: Evidence, calibrations: Mapping[str, Calibrati
     """Return an output's confidence in [0, 1].
 
     Args:
-        evidence: The output's evidence by name.
+        evidence: The output's evidence by name, "mean" of `token_evidence` among it.
         calibrations: Kind of decoding -> calibration.
         kind: The kind of decoding; if it has no calibration, the confidence is the geometric mean of the token
             probabilities.
     """
     if kind in calibrations:
         return calibrations[kind](evidence)
-    name = next(name for name in evidence if name.endswith("mean"))
-    return math.exp(min(UNCERTAINTY_OFFSET - math.exp(evidence[name]), 0.0))
+    return math.exp(min(UNCERTAINTY_OFFSET - math.exp(evidence["mean"]), 0.0))
 
 
 def confidence_error(value: float | None, min_confidence: float | None, argument: str) -> InputError | None:
