@@ -97,11 +97,6 @@ class LongFormResult:
     segments: list[TimedSegment] = field(default_factory=lambda: [])
     windows: list[DecodedWindow] = field(default_factory=lambda: [])
 
-    @property
-    def tokens(self) -> list[int]:
-        """The token ids of all segments, which are `generate`'s sequence; tests compare them."""
-        return [token for segment in self.segments for token in segment.tokens]
-
 
 def prepare_recording(request: TranscriptionRequest, part: RecordingPart) -> PreparedRecording:
     """Compute the features of a recording, or of a part of one, and choose what decodes it.

@@ -75,11 +75,9 @@ class DecodedWindow:
     prompt: list[int]  # the tokens that the text continues
     tokens: list[int]  # the text, without the end token
     temperature: float | None  # temperature of the text; lower ones were tried before
-    attempts: int  # number of temperatures tried; only tests read it
     skipped: bool  # whether the window counts as silence, so that its text was dropped
     compression_ratio: float | None  # None without `compression_ratio_threshold`
     avg_logprob: float | None  # mean over the tokens, the end token included; None without `logprob_threshold`
-    no_speech_prob: float | None  # None if nothing depended on it; only tests read it
 
 
 @final
@@ -196,15 +194,15 @@ class WindowDecoder:
         while True:
             temperature = temperatures[attempts]
             self._meter.begin_window(self._model.config.max_target_positions - prompt, again=attempts > 0)
-            seconds = self._encoder.encoded_seconds(window.encoded[0])
-            output = yield from self._decode_once(window, temperature, seconds)
+            partial_seconds = self._encoder.encoded_seconds(window.encoded[0])
+            output = yield from self._decode_once(window, temperature, partial_seconds)
             if output is None:
                 # Only a part of the window was encoded. The other temperatures reuse the states of the whole window.
                 window.encoded = yield from encode_window(self._encoder, window.features, self._meter, to_end=True)
                 self._meter.restart()
                 output = yield from self._decode_once(window, temperature, None)
             attempts += 1
-            decoded = yield from self._judge(window, temperature, attempts, output)
+            decoded = yield from self._judge(window, temperature, output)
             refused = self._options.refuses(decoded.compression_ratio, decoded.avg_logprob)
             if decoded.skipped or not refused or attempts == len(temperatures):
                 return decoded, output
@@ -228,27 +226,31 @@ class WindowDecoder:
             if hasattr(processor, "set_begin_index"):
                 processor.set_begin_index(prompt)
 
-    def _decode_once(self, window: Window, temperature: float | None, seconds: float | None) -> Steps[Any | None]:
+    def _decode_once(
+        self, window: Window, temperature: float | None, partial_seconds: float | None
+    ) -> Steps[Any | None]:
         """Decode what is encoded of a window at a temperature.
 
         Args:
-            seconds: Duration of the encoded sound, or None for a whole window, whose text is accepted as it is.
+            partial_seconds: Duration of the sound if only a part of the window is encoded. None: the text is accepted
+                as it is.
 
         Returns:
             What `generate` returns for the text; None if the text of a part of the window does not end.
         """
         ids, config, inputs = self._prepare(window, temperature)
         run = self._recording.speculation.prepare_run(self._target, ids, config, **inputs)
-        ends = yield from self._run_rounds(run.steps, config, seconds)
+        ends = yield from self._run_rounds(run.steps, config, partial_seconds)
         return run.output(config) if ends else None
 
-    def _run_rounds(self, steps: Steps[Any], config: GenerationConfig, seconds: float | None) -> Steps[bool]:
+    def _run_rounds(self, steps: Steps[Any], config: GenerationConfig, partial_seconds: float | None) -> Steps[bool]:
         """Run a decoding to its end, or until its text runs away.
 
         Args:
             steps: The decoding.
             config: The model's prepared generation config.
-            seconds: Duration of the encoded sound, or None for a whole window, whose text is accepted as it is.
+            partial_seconds: Duration of the sound if only a part of the window is encoded. None: the text is accepted
+                as it is.
 
         Returns:
             Whether the text ends.
@@ -262,18 +264,17 @@ class WindowDecoder:
                 if on_round is not None:
                     on_round(replace(round_, rows=[self._recording.index]))
                 tokens += [token for token in round_.tokens[0] if token < self._meter.first_timestamp]
-                if seconds is not None and len(tokens) >= checked + RUNAWAY_CHECK_TOKENS:
+                if partial_seconds is not None and len(tokens) >= checked + RUNAWAY_CHECK_TOKENS:
                     checked = len(tokens)
-                    if is_runaway(tokens, seconds, self._model.config.vocab_size):
+                    if is_runaway(tokens, partial_seconds, self._model.config.vocab_size):
                         return False
-        return seconds is None or has_end_token(tokens, config)
+        return partial_seconds is None or has_end_token(tokens, config)
 
-    def _judge(self, window: Window, temperature: float | None, attempts: int, output: Any) -> Steps[DecodedWindow]:
+    def _judge(self, window: Window, temperature: float | None, output: Any) -> Steps[DecodedWindow]:
         """Measure what may refuse a window's text, or drop it as silence.
 
         Args:
             temperature: Temperature at which the text was decoded.
-            attempts: Number of temperatures tried so far.
             output: What `generate` returns for the text.
         """
         options = self._options
@@ -289,11 +290,9 @@ class WindowDecoder:
             prompt=window.ids[0].tolist(),
             tokens=tokens[:-1] if tokens[-1] == options.settings.eos_token_id else tokens,
             temperature=temperature,
-            attempts=attempts,
             skipped=no_speech is not None and no_speech > cast(float, options.no_speech_threshold),
             compression_ratio=ratio,
             avg_logprob=logprob,
-            no_speech_prob=no_speech,
         )
 
     def _prepare(self, window: Window, temperature: float | None) -> tuple[Tensor, GenerationConfig, dict[str, Any]]:

@@ -170,7 +170,7 @@ def found(
 
 
 def assert_same(result: LongFormResult, reference: Any) -> None:
-    assert result.tokens == reference["sequences"][0].tolist()
+    assert [token for segment in result.segments for token in segment.tokens] == reference["sequences"][0].tolist()
     segments = reference["segments"][0]
     assert len(result.segments) == len(segments)
     for segment, expected in zip(result.segments, segments, strict=True):
@@ -203,7 +203,7 @@ def test_each_window_is_encoded_once() -> None:
     """The language is detected, and some windows are decoded again: all with the states of one pass."""
     stages = list[str]()
     result = run(start(network("multilingual"), None, sound(1, 3.4), LADDER), stages)
-    assert any(window.attempts > 1 for window in result.windows)
+    assert any(window.temperature for window in result.windows)
     assert stages.count("encoder") == len(result.windows)
     assert stages.count("decoder") == 1  # to detect the language
 
@@ -214,8 +214,7 @@ def test_silence_costs_a_pass_only_where_the_text_is_improbable() -> None:
     result = run(start(network("multilingual"), None, sound(1, 3.4), options), stages)
     unsure = [window.avg_logprob is not None and window.avg_logprob < -0.3 for window in result.windows]
     assert sum(unsure) > 0
-    assert stages.count("decoder") == sum(unsure)
-    assert [window.no_speech_prob is not None for window in result.windows] == unsure
+    assert stages == [stage for each in unsure for stage in ("encoder", "decoder")[: 1 + each]]
 
 
 def test_recordings_that_take_turns_equal_those_alone() -> None:
