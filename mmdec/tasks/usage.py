@@ -12,6 +12,14 @@ from mmdec.tasks.confidence import CUT_CONFIDENCE
 from mmdec.types import Round
 
 
+@dataclass(frozen=True)
+class Cut:
+    """The end of a text, or of one of its windows, that was cut at the maximum length."""
+
+    tokens: int  # number of tokens before it
+    raisable: bool = True  # whether the model could have written more
+
+
 @dataclass
 class Usage:
     """Counts of one input: its rounds and tokens, and its share of the batch's time."""
@@ -24,8 +32,7 @@ class Usage:
     accepted: int = 0  # number of drafted tokens that were accepted
     tokens: list[int] = field(default_factory=list)  # ids of all new tokens
     logprobs: list[float] = field(default_factory=list)  # ln P of the tokens from which the confidence is computed
-    cut: int = 0  # tokens after which the text, or one of its windows, was cut at the maximum length; 0: it was not
-    raisable: bool = True  # whether the model could have written more than `cut` tokens
+    cut: Cut | None = None  # the longest window's; None: nothing was cut
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # stage of decoding -> seconds
 
     def add_round(self, round_: Round, index: int, drafts: bool) -> None:
@@ -56,22 +63,23 @@ class Usage:
         """
         self.add_round(round_, index, drafts)
         if any(round_.is_cut[index : index + 1]):
-            self.note_cut(len(self.tokens))
+            self.note_cut(Cut(len(self.tokens)))
         if round_.logprobs is not None:
             self.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
         self.seconds["decoder" if round_.index else "prompt"] += round_.target_seconds / len(round_.rows)
         self.seconds["core"] += round_.core_seconds / len(round_.rows)
 
-    def note_cut(self, tokens: int, raisable: bool = True) -> None:
-        """Note that the text, or one of its windows, was cut after this number of tokens. The longest window counts."""
-        if tokens > self.cut:
-            self.cut, self.raisable = tokens, raisable
+    def note_cut(self, cut: Cut) -> None:
+        """Note that the text, or one of its windows, was cut. The longest window counts."""
+        if self.cut is None or cut.tokens > self.cut.tokens:
+            self.cut = cut
 
     def add(self, other: Usage) -> None:
         """Add the counts and seconds of another part of the same input, such as a later window of a recording."""
         for name in ("rounds", "prompts", "tokens_after_prompts", "drafted", "accepted", "tokens", "logprobs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.note_cut(other.cut, other.raisable)
+        if other.cut is not None:
+            self.note_cut(other.cut)
         for stage, seconds in other.seconds.items():
             self.seconds[stage] += seconds
 
@@ -83,7 +91,7 @@ class Usage:
     @property
     def note(self) -> str:
         """The note on a text that was cut; "" if it was not."""
-        return cut_note(self.cut, self.raisable)
+        return "" if self.cut is None else cut_note(self.cut.tokens, self.cut.raisable)
 
     def limit_confidence(self, confidence: float, by_caller: bool) -> float:
         """Limit the confidence to `CUT_CONFIDENCE` if the text was cut at a length that the caller did not set.

@@ -21,7 +21,7 @@ from mmdec.generation.hf_bridge import return_prepared
 from mmdec.generation.speculation import Speculation
 from mmdec.targets.encoded import INPUT_FEATURES
 from mmdec.targets.registry import make_target
-from mmdec.tasks.usage import Usage
+from mmdec.tasks.usage import Cut, Usage
 from mmdec.types import Round
 from mmdec.whisper.progress import PartProgress
 from mmdec.whisper.repetition import has_end_token, is_runaway, token_compression_ratio
@@ -102,7 +102,7 @@ class UsageMeter:
         self._room = 0  # tokens that the model can write after the prompt of this window
         self._tokens = 0  # tokens written in this decoding of the window
         self._earlier = 0  # number of log-probabilities of earlier windows
-        self._cut_before = 0, True  # `Usage.cut` and `Usage.raisable` after earlier windows
+        self._earlier_cut: Cut | None = None  # `Usage.cut` after earlier windows
 
     def compute(self, stage: str, function: Callable[[], Any], runs_on_side_thread: bool = False) -> Steps[Any]:
         """Ask for a computation of the model, and add its seconds to a stage.
@@ -128,13 +128,13 @@ class UsageMeter:
         self._room = room
         if not again:
             self._earlier = len(self.usage.logprobs)
-            self._cut_before = self.usage.cut, self.usage.raisable
+            self._earlier_cut = self.usage.cut
         self.restart()
 
     def restart(self) -> None:
         """Drop the log-probabilities and cuts of this window's text, because it is decoded again."""
         del self.usage.logprobs[self._earlier :]
-        self.usage.cut, self.usage.raisable = self._cut_before
+        self.usage.cut = self._earlier_cut
         self._tokens = 0
 
     def count(self, round_: Round) -> None:
@@ -143,7 +143,7 @@ class UsageMeter:
         usage.add_round(round_, 0, self._drafts)
         self._tokens += len(tokens)
         if any(round_.is_cut):
-            usage.note_cut(self._tokens, self._tokens < self._room)
+            usage.note_cut(Cut(self._tokens, self._tokens < self._room))
         logprobs = [0.0] * len(tokens) if round_.logprobs is None else round_.logprobs[0].tolist()
         usage.logprobs += [
             logprob for token, logprob in zip(tokens, logprobs, strict=False) if token < self.first_timestamp
