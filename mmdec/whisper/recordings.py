@@ -75,14 +75,14 @@ def transcribe_recordings(
     }
     transcripts |= {
         index: _empty_transcript(request.languages, index, samples[index], NO_SPEECH_NOTE)
-        for index, of_recording in parts.items()
-        if not of_recording
+        for index, recording_parts in parts.items()
+        if not recording_parts
     }
     yield transcripts
     decodings = (  # a part is prepared when there is room for it, not before
         (part, transcribe_windows(prepare_recording(request, part)), 1)
-        for of_recording in parts.values()
-        for part in of_recording
+        for recording_parts in parts.values()
+        for part in recording_parts
     )
     max_rows = 1 if keeps_state(request.options) else batch_size
     finished = {index: list[tuple[RecordingPart, DecodedRecording]]() for index in parts}
@@ -106,9 +106,9 @@ def transcription_steps(request: TranscriptionRequest, samples: Tensor) -> Steps
     Returns:
         The `Transcript`.
     """
-    level = describe_silence(samples)
-    if level:
-        return _empty_transcript(request.languages, 0, samples, level)
+    reason = describe_silence(samples)
+    if reason:
+        return _empty_transcript(request.languages, 0, samples, reason)
     with hide_generate_warnings():
         result = yield from transcribe_windows(prepare_recording(request, RecordingPart(0, samples)))
     return _transcript(request, finish_recording(request, result, len(samples)))
@@ -155,13 +155,15 @@ def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> d
     Returns:
         Index -> transcript, of the silent recordings only.
     """
-    levels = {index: describe_silence(recording) for index, recording in samples.items()}
+    reasons = {index: describe_silence(recording) for index, recording in samples.items()}
     return {
-        index: _empty_transcript(languages, index, samples[index], level) for index, level in levels.items() if level
+        index: _empty_transcript(languages, index, samples[index], reason)
+        for index, reason in reasons.items()
+        if reason
     }
 
 
-def _empty_transcript(languages: Languages, index: int, samples: Tensor, level: str) -> Transcript:
+def _empty_transcript(languages: Languages, index: int, samples: Tensor, reason: str) -> Transcript:
     """Make the transcript of a recording without speech.
 
     Such a recording is not decoded, because the model would invent words.
@@ -169,7 +171,7 @@ def _empty_transcript(languages: Languages, index: int, samples: Tensor, level: 
     Args:
         languages: The argument `language` of the call.
         index: Index of the recording.
-        level: The end of the note "the recording is ...".
+        reason: The end of the note "the recording is ...".
     """
     return Transcript(
         text="",
@@ -182,7 +184,7 @@ def _empty_transcript(languages: Languages, index: int, samples: Tensor, level: 
         seconds=len(samples) / SAMPLE_RATE,
         confidence=None,
         windows=0,
-        note=f"the recording is {level}",
+        note=f"the recording is {reason}",
     )
 
 
