@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -18,6 +18,9 @@ from mmdec.drafters.ctc.network import CtcTranscripts
 from mmdec.errors import InputError
 from mmdec.nn.conformer import EncoderConfig, SpeechEncoder
 from mmdec.nn.transformer import PooledDropout
+
+if TYPE_CHECKING:
+    from mmdec.phonetics.piece_ngram import PieceNGram
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ class DASpeechConfig:
 
 class SpeechToUnits(nn.Module):
     """The first half of DASpeech: a speech encoder, the graph decoder and the autoregressive decoder."""
+
+    english_ngram: PieceNGram | None = None  # of the English units, for the strategy "beam"; phones have none
 
     def __init__(self, config: DASpeechConfig, num_units: int) -> None:
         super().__init__()

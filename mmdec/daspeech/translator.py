@@ -196,48 +196,64 @@ class SpeechTranslator:
             segment: Index of this utterance, which `on_pass` gets.
         """
         clock = Stopwatch(self.device)
-        results = [SpokenTranslation("", [], torch.zeros(0), {}, passes=0) for _ in samples]
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             with clock.stage("features"), torch.autocast(self.device.type, enabled=False):
                 features = self.layout.features(samples)
             with clock.stage("encoder"):
                 source = self.layout.source(features)
             rows: list[int] = source.lengths.nonzero()[:, 0].tolist()  # those with a transcript
-            if rows:
-                if len(rows) < len(samples):
-                    source = source.select(rows)
-                kind = AUTOREGRESSIVE_KIND if strategy in AUTOREGRESSIVE_OUTPUT else GRAPH_KIND
-                limit = source.limits[0] if kind == AUTOREGRESSIVE_KIND else None
-                listener = PassListener(on_pass, segment, self.units, self.device, limit)
-                with clock.stage("linguistic"):
-                    if strategy == "autoregressive":
-                        decoded = self._decode_autoregressive(source, listener)
-                    elif strategy == "verified":
-                        decoded = self._decode_verified(source, listener)
-                    else:
-                        decoded = self._decode_graph(source, strategy, listener)
-                tokens = decoded.tokens
-                with clock.stage("confidence"):
-                    evidence = self._evidence(decoded, source, strategy)
-                    confidences = [estimate_confidence(row, self.calibrations, kind) for row in evidence]
-                with clock.stage("words"):
-                    texts = self.layout.texts(tokens)
-                with clock.stage("acoustic"):
-                    mels = self.layout.mels(tokens, texts, decoded.hidden)
-                with clock.stage("vocoder"):
-                    voices = self._voice(mels)
-                for at, row in enumerate(rows):
-                    results[row] = SpokenTranslation(
-                        text=texts[at],
-                        units=[self.units[token] for token in tokens[at]],
-                        samples=voices[at],
-                        timings={},
-                        passes=decoded.passes[at],
-                        confidence=confidences[at],
-                        evidence=evidence[at],
-                    )
+            if 0 < len(rows) < len(samples):
+                source = source.select(rows)
+            translations = self._translate_source(source, strategy, clock, on_pass, segment) if rows else []
+        results = [SpokenTranslation("", [], torch.zeros(0), {}, passes=0) for _ in samples]
+        for row, translation in zip(rows, translations, strict=True):
+            results[row] = translation
         timings = {stage: clock.seconds.get(stage, 0.0) / len(samples) for stage in STAGES}
         return [replace(result, timings=dict(timings)) for result in results]
+
+    def _translate_source(
+        self, source: EncodedSpeech, strategy: str, clock: Stopwatch, on_pass: OnPass | None, segment: int
+    ) -> list[SpokenTranslation]:
+        """Translate encoded speech.
+
+        Args:
+            clock: Measures the stages; the translations get no timings.
+        """
+        kind = AUTOREGRESSIVE_KIND if strategy in AUTOREGRESSIVE_OUTPUT else GRAPH_KIND
+        limit = source.limits[0] if kind == AUTOREGRESSIVE_KIND else None
+        listener = PassListener(on_pass, segment, self.units, self.device, limit)
+        with clock.stage("linguistic"):
+            decoded = self._decode(source, strategy, listener)
+        with clock.stage("confidence"):
+            evidence = self._evidence(decoded, source, strategy)
+            confidences = [estimate_confidence(row, self.calibrations, kind) for row in evidence]
+        with clock.stage("words"):
+            texts = self.layout.texts(decoded.tokens)
+        with clock.stage("acoustic"):
+            mels = self.layout.mels(decoded.tokens, texts, decoded.hidden)
+        with clock.stage("vocoder"):
+            voices = self._voice(mels)
+        return [
+            SpokenTranslation(
+                text=text,
+                units=[self.units[token] for token in tokens],
+                samples=voice,
+                timings={},
+                passes=passes,
+                confidence=confidence,
+                evidence=row_evidence,
+            )
+            for text, tokens, voice, passes, confidence, row_evidence in zip(
+                texts, decoded.tokens, voices, decoded.passes, confidences, evidence, strict=True
+            )
+        ]
+
+    def _decode(self, source: EncodedSpeech, strategy: str, listener: PassListener) -> DecodedUnits:
+        if strategy == "autoregressive":
+            return self._decode_autoregressive(source, listener)
+        if strategy == "verified":
+            return self._decode_verified(source, listener)
+        return self._decode_graph(source, strategy, listener)
 
     def _decode_autoregressive(self, source: EncodedSpeech, listener: PassListener) -> DecodedUnits:
         steps, max_length = list[Tensor](), max(source.limits)
@@ -302,15 +318,14 @@ class SpeechTranslator:
 
     def _graph_evidence(self, lattice: Lattice) -> EvidenceRows:
         """Compute evidence for an autoregressive text from the path that the graph itself would choose."""
-        has_ngram = getattr(self.model, "english_ngram", None) is not None
-        path = self._path(lattice, "beam" if has_ngram else "lookahead")
+        path = self._path(lattice, "lookahead" if self.model.english_ngram is None else "beam")
         return path_evidence(path.scores, path.lengths)
 
     def _path(self, lattice: Lattice, strategy: str) -> LatticePath:
         """Find each row's path through the graph. For "reranked": several paths for each row, one after the other."""
         if strategy in ("beam", "reranked"):
             count = RERANKED_TEXTS if strategy == "reranked" else 1
-            return lattice.beam(getattr(self.model, "english_ngram", None), self.decoding.collapse, count)
+            return lattice.beam(self.model.english_ngram, self.decoding.collapse, count)
         return lattice.path(
             strategy,
             lookahead_weight=self.decoding.lookahead_weight,
