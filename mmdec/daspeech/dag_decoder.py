@@ -84,7 +84,15 @@ class Lattice:
             B * count paths; the paths of one row follow each other.
         """
         return beam_path(
-            self.emissions, self.links, self.lengths, ngram, count=count, collapse=collapse, specials=NUM_SPECIAL_UNITS
+            self.emissions,
+            self.links,
+            self.lengths,
+            ngram,
+            count=count,
+            collapse=collapse,
+            bos=BOS,
+            eos=EOS,
+            specials=NUM_SPECIAL_UNITS,
         )
 
     def matches(self, units: Tensor) -> Tensor:

@@ -5,13 +5,14 @@ words. The n-gram, trained only on text, says which token follows which. The sea
 order, keeps the best texts that end on each vertex, and sums the probabilities of all paths that emit the same text.
 The score of a text Y is
 
-    log P(Y | X) + WEIGHT * log P_ngram(Y) + BONUS * |Y|, and without an n-gram log P(Y | X).
+    log P(Y | X) + NGRAM_WEIGHT * log P_ngram(Y) + TOKEN_BONUS * |Y|, and without an n-gram log P(Y | X).
 """
 
 import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol, final
 
 import torch
@@ -24,7 +25,6 @@ from mmdec.kernels.dag_decode import LatticePath
 BEAM_SIZE, MAX_TOKENS_PER_VERTEX, MAX_JUMPS_PER_VERTEX = 5, 3, 5
 MIN_TOKEN_LOGPROB, MIN_JUMP_LOGPROB = -5.0, -6.0  # in nats: tokens and jumps of a lower log-probability are not tried
 NGRAM_WEIGHT, TOKEN_BONUS = 0.7, 3.0
-BOS, EOS = 0, 2  # ids of <s> and </s>, which the first and the last vertex emit
 
 
 class TokenNGram(Protocol):
@@ -63,11 +63,13 @@ def beam_path(
     *,
     count: int = 1,
     collapse: bool = False,
-    specials: int = 4,
+    bos: int,
+    eos: int,
+    specials: int,
 ) -> LatticePath:
     """Decode each graph to the texts of the highest scores.
 
-    Padding is never read. The first vertex always emits token 0, <s>, and the last one token 2, </s>.
+    Padding is never read.
 
     Args:
         emissions: (B, L, V) log-probabilities.
@@ -76,6 +78,8 @@ def beam_path(
         ngram: A language model of the tokens; None: only the graph's probabilities count.
         count: Number of texts of each graph, the best first. If a graph has fewer texts, its last text is repeated.
         collapse: Whether a vertex that emits the same token as the vertex before adds nothing to the text.
+        bos: Id of <s>, which the first vertex always emits.
+        eos: Id of </s>, which the last vertex always emits.
         specials: Ids below this number are special tokens, which are not part of the text.
 
     Returns:
@@ -90,12 +94,12 @@ def beam_path(
     rows, scores, beams = [], [], []
     for row, end in enumerate(ends.tolist()):
         row_emissions = emissions[row, : end + 1]
-        first, last = float(row_emissions[0, BOS]), float(row_emissions[end, EOS])
+        first, last = float(row_emissions[0, bos]), float(row_emissions[end, eos])
         texts = _search(row_emissions, links[row, : end + 1, : end + 1], ngram, collapse, specials)[:count]
         for value, text, hypothesis in texts + texts[-1:] * (count - len(texts)):
             beams.append(value)
             scores.append(first + hypothesis.best + last if end else first)
-            tokens, vertices = [BOS, *text, EOS], [0, *hypothesis.vertices, end]
+            tokens, vertices = [bos, *text, eos], [0, *hypothesis.vertices, end]
             rows.append((tokens, vertices) if end else (tokens[:1], vertices[:1]))
     lengths = torch.tensor([len(tokens) for tokens, _ in rows])
     width = int(lengths.max())
@@ -135,30 +139,21 @@ def _search(
         for jump, following in zip(logprobs[vertex], jumps[vertex], strict=True):
             if jump < MIN_JUMP_LOGPROB or following <= vertex:
                 continue
-            if following == end:
-                choices: list[tuple[float, int]] = [(0.0, -1)]
-            else:
-                choices = list(zip(likely[following], tokens[following], strict=True))
-            for text, shorter, score in best:
-                for emitted, token in choices:
-                    if emitted < MIN_TOKEN_LOGPROB:
-                        continue
-                    longer, vertices, ngram_score = text, shorter.vertices, shorter.ngram_score
-                    if following == end:
-                        ngram_score += score(None)
-                    elif token >= specials and not (collapse and text and token == text[-1]):
-                        longer, vertices = (*text, token), (*vertices, following)
-                        ngram_score += score(token)
-                    _keep(
-                        beams[following],
-                        longer,
-                        _BeamHypothesis(
-                            shorter.log_probability + jump + emitted,
-                            ngram_score,
-                            shorter.best + jump + emitted,
-                            vertices,
-                        ),
-                    )
+            choices = [(0.0, -1)]
+            if following < end:
+                pairs = zip(likely[following], tokens[following], strict=True)
+                choices = [(emitted, token) for emitted, token in pairs if emitted >= MIN_TOKEN_LOGPROB]
+            for (text, shorter, score), (emitted, token) in product(best, choices):
+                longer, vertices, ngram_score = text, shorter.vertices, shorter.ngram_score
+                if following == end:
+                    ngram_score += score(None)
+                elif token >= specials and not (collapse and text and token == text[-1]):
+                    longer, vertices = (*text, token), (*vertices, following)
+                    ngram_score += score(token)
+                hypothesis = _BeamHypothesis(
+                    shorter.log_probability + jump + emitted, ngram_score, shorter.best + jump + emitted, vertices
+                )
+                _keep(beams[following], longer, hypothesis)
         beams[vertex] = {}  # the hypotheses at this vertex are not needed any more: the search only goes forward
     if not beams[end]:
         return [(-math.inf, (), _BeamHypothesis(-math.inf, 0.0, -math.inf, ()))]

@@ -75,7 +75,9 @@ def test_a_wide_beam_finds_the_best_of_all_texts(
     }.items():
         monkeypatch.setattr(dag_beam, name, value)
     emissions, links = lattice(seed, 6)
-    path = beam_path(emissions[None], links[None], torch.tensor([6]), ngram, collapse=collapse, specials=3)
+    path = beam_path(
+        emissions[None], links[None], torch.tensor([6]), ngram, collapse=collapse, bos=BOS, eos=EOS, specials=3
+    )
     count = int(path.lengths[0])
     text = tuple(path.tokens[0, 1 : count - 1].tolist())
     texts = all_texts(emissions, links, collapse)
@@ -94,7 +96,7 @@ def test_several_texts_are_the_best_of_all(monkeypatch: pytest.MonkeyPatch, seed
     }.items():
         monkeypatch.setattr(dag_beam, name, value)
     emissions, links = lattice(seed, 5)
-    path = beam_path(emissions[None], links[None], torch.tensor([5]), Ngram(), count=3, specials=3)
+    path = beam_path(emissions[None], links[None], torch.tensor([5]), Ngram(), count=3, bos=BOS, eos=EOS, specials=3)
     texts = all_texts(emissions, links, False)
     best = sorted(texts, key=lambda text: -worth(text, texts[text], Ngram()))[:3]
     result = [tuple(row[1 : count - 1].tolist()) for row, count in zip(path.tokens, path.lengths, strict=True)]
@@ -105,7 +107,7 @@ def test_several_texts_are_the_best_of_all(monkeypatch: pytest.MonkeyPatch, seed
 
 def test_a_lattice_with_fewer_texts_repeats_its_last_one() -> None:
     emissions, links = lattice(0, 2)
-    path = beam_path(emissions[None], links[None], torch.tensor([2]), count=3, specials=3)
+    path = beam_path(emissions[None], links[None], torch.tensor([2]), count=3, bos=BOS, eos=EOS, specials=3)
     assert path.tokens.tolist() == [[BOS, EOS]] * 3
     assert path.select(torch.tensor([2])).vertices.tolist() == [[0, 1]]
 
@@ -116,9 +118,9 @@ def test_rows_alone_equal_rows_in_a_batch(seed: int) -> None:
     emissions, links = torch.full((4, 9, 6), torch.nan), torch.full((4, 9, 9), -torch.inf)
     for row, (own, jumps) in enumerate(rows):
         emissions[row, : len(own)], links[row, : len(own), : len(own)] = own, jumps
-    path = beam_path(emissions, links, torch.tensor([9, 1, 5, 2]), Ngram(), specials=3)
+    path = beam_path(emissions, links, torch.tensor([9, 1, 5, 2]), Ngram(), bos=BOS, eos=EOS, specials=3)
     for row, (own, jumps) in enumerate(rows):
-        single = beam_path(own[None], jumps[None], torch.tensor([len(own)]), Ngram(), specials=3)
+        single = beam_path(own[None], jumps[None], torch.tensor([len(own)]), Ngram(), bos=BOS, eos=EOS, specials=3)
         count = int(single.lengths[0])
         assert path.tokens[row, :count].equal(single.tokens[0])
         assert bool((path.tokens[row, count:] == -1).all())
@@ -130,6 +132,6 @@ def test_rows_alone_equal_rows_in_a_batch(seed: int) -> None:
 
 def test_an_impossible_lattice_has_an_empty_text() -> None:
     emissions = torch.zeros(1, 4, 6).log_softmax(-1)
-    path = beam_path(emissions, torch.full((1, 4, 4), -torch.inf), torch.tensor([4]), specials=3)
+    path = beam_path(emissions, torch.full((1, 4, 4), -torch.inf), torch.tensor([4]), bos=BOS, eos=EOS, specials=3)
     assert path.tokens.tolist() == [[BOS, EOS]]
     assert path.scores.tolist() == [-math.inf]
