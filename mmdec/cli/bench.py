@@ -18,9 +18,6 @@ from mmdec.bench.options import DrafterBenchOptions
 from mmdec.bench.report import BenchReport, BenchRun, load_run, merge_runs
 from mmdec.cli.inputs import FileKind, input_files
 from mmdec.cli.options import (
-    SPEECH_MODEL,
-    VLM_MODEL,
-    WHISPER_MODEL,
     AudioFiles,
     BenchDevice,
     BenchThreads,
@@ -32,14 +29,17 @@ from mmdec.cli.options import (
     log,
 )
 from mmdec.cli.reports import Against, Destinations, DrafterDestinations, JsonTo, MarkdownTo, PlotTo, with_report
+from mmdec.daspeech.options import DEFAULT_TRANSLATOR
 from mmdec.drafters.built_in import AUTO
 from mmdec.io.suffixes import SOUND_SUFFIXES
+from mmdec.pretrained import DEFAULT_VLM
+from mmdec.whisper.options import DEFAULT_WHISPER
 
 COMMANDS: dict[str, list[str]] = {  # the benchmarks of `bench all` and their words
     "kernels": ["kernels"],
     "speech": ["speech"],
-    "drafters-audio": ["drafters", "--model", WHISPER_MODEL],
-    "drafters-images": ["drafters", "--model", VLM_MODEL],
+    "drafters-audio": ["drafters", "--model", DEFAULT_WHISPER],
+    "drafters-images": ["drafters", "--model", DEFAULT_VLM],
 }
 
 Names = Annotated[
@@ -146,7 +146,7 @@ def speech(
     ] = None,
     audio: AudioFiles = None,
     repeats: Pairs = 15,
-    model: Model = SPEECH_MODEL,
+    model: Model = DEFAULT_TRANSLATOR,
     judge: Judging = None,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
@@ -199,7 +199,7 @@ def drafters(model: Model, options: DrafterBenchOptions) -> BenchRun:
 def peer(
     recordings: Annotated[list[Path] | None, typer.Argument(metavar="[IN]...", help="Audio files, or folders.")] = None,
     audio: AudioFiles = None,
-    model: Model = WHISPER_MODEL,
+    model: Model = DEFAULT_WHISPER,
     engine: Annotated[str, typer.Option(help="The other engine: ctranslate2.")] = "ctranslate2",
     heads: Heads = None,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each engine decodes each recording.")] = 5,

@@ -17,7 +17,6 @@ from mmdec.cli.compare import Compare, Comparer
 from mmdec.cli.inputs import IMAGE_FILES, combine_files, input_files, output_paths, try_write
 from mmdec.cli.job_options import JobOptions
 from mmdec.cli.options import (
-    VLM_MODEL,
     Device,
     Dtype,
     JsonLines,
@@ -29,6 +28,7 @@ from mmdec.cli.options import (
 from mmdec.cli.outcomes import Outcomes, decode_all, print_note
 from mmdec.cli.progress import progress_bar, show_loading
 from mmdec.jobs.many import Work, decode_each
+from mmdec.pretrained import DEFAULT_VLM
 from mmdec.vision.options import DescribeOptions
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def describe(
     as_json: JsonLines = False,
     stream: Stream = False,
     output: Output = None,
-    model: Model = VLM_MODEL,
+    model: Model = DEFAULT_VLM,
     max_new_tokens: NewTokens = None,
     device: Device = None,
     dtype: Dtype = None,

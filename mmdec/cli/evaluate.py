@@ -16,10 +16,7 @@ from rich.text import Text
 from mmdec.bench.report import MIN_FIRST_COLUMN, hardware_line
 from mmdec.cli.options import (
     SPEECH_CORPUS,
-    SPEECH_MODEL,
     SPEECH_TEXT,
-    VLM_MODEL,
-    WHISPER_MODEL,
     AbsolutePaths,
     BenchThreads,
     Device,
@@ -30,7 +27,10 @@ from mmdec.cli.options import (
     with_option_groups,
 )
 from mmdec.cli.reports import JsonTo, deliver_report
+from mmdec.daspeech.options import DEFAULT_TRANSLATOR
 from mmdec.evaluation.options import AsrEvalOptions, VlmEvalOptions
+from mmdec.pretrained import DEFAULT_VLM
+from mmdec.whisper.options import DEFAULT_WHISPER
 
 app = typer.Typer(
     help="Score a model on a split of a corpus.",
@@ -52,7 +52,7 @@ def speech(
             help="Folder of pairs with the translations of a .tsv or .jsonl. Repeat. Default: the default corpus's.",
         ),
     ] = None,
-    model: Model = SPEECH_MODEL,
+    model: Model = DEFAULT_TRANSLATOR,
     strategy: Annotated[
         list[str] | None,
         typer.Option("--strategy", "-s", help="Decoding strategy, as for `mmdec translate`. Repeat it for several."),
@@ -63,7 +63,7 @@ def speech(
             metavar="MODEL",
             help="The Whisper that transcribes the translations for ASR-BLEU. One that knows French is compared, too.",
         ),
-    ] = WHISPER_MODEL,
+    ] = DEFAULT_WHISPER,
     common_voice: Annotated[
         Path | None, typer.Option(help="Folder of Common Voice, if it is not inside the corpus.")
     ] = None,
@@ -101,7 +101,7 @@ def speech(
 
 @app.command(**command_arguments("eval asr --split test --limit 50"))
 @with_option_groups
-def asr(options: AsrEvalOptions, model: Model = WHISPER_MODEL, json_to: JsonTo = None) -> None:
+def asr(options: AsrEvalOptions, model: Model = DEFAULT_WHISPER, json_to: JsonTo = None) -> None:
     """Score a Whisper: word and character error rate, tokens per round, seconds and speedup."""
     from mmdec.evaluation.transcription import evaluate_asr
 
@@ -110,7 +110,7 @@ def asr(options: AsrEvalOptions, model: Model = WHISPER_MODEL, json_to: JsonTo =
 
 @app.command(**command_arguments("eval vlm --questions data/samples/images/samples.tsv"))
 @with_option_groups
-def vlm(options: VlmEvalOptions, model: Model = VLM_MODEL, json_to: JsonTo = None) -> None:
+def vlm(options: VlmEvalOptions, model: Model = DEFAULT_VLM, json_to: JsonTo = None) -> None:
     """Score a vision-language model: what is right by task, tokens per round, and the drafter's share of the time."""
     from mmdec.evaluation.description import evaluate_vlm
 

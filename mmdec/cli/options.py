@@ -23,16 +23,13 @@ from mmdec import InputError
 from mmdec.checks.files import printable
 from mmdec.errors import rename_arguments
 from mmdec.evaluation.options import AsrEvalOptions
-from mmdec.pretrained import DEFAULT_VLM
 from mmdec.tasks.options import OptionInfo, option_help, options_of
 
 if TYPE_CHECKING:
     import torch
 
-SPEECH_MODEL, SPEECH_CORPUS = "daspeech-everyday", Path("data/natural/manifest.tsv")
+SPEECH_CORPUS = Path("data/natural/manifest.tsv")
 SPEECH_TEXT = Path("data/everyday"), Path("data/phrasebook")
-WHISPER_MODEL = "whisper-tiny.en"
-VLM_MODEL = DEFAULT_VLM
 
 Inputs = Annotated[
     list[str],

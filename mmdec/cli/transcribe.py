@@ -19,7 +19,6 @@ from mmdec.cli.inputs import AUDIO_FILES, input_files, output_paths, try_write
 from mmdec.cli.job_options import JobOptions
 from mmdec.cli.options import (
     STDOUT,
-    WHISPER_MODEL,
     Device,
     Dtype,
     JsonLines,
@@ -33,7 +32,7 @@ from mmdec.cli.options import (
 from mmdec.cli.outcomes import Outcomes, decode_all, print_note
 from mmdec.cli.progress import progress_bar, show_loading
 from mmdec.jobs.many import MAX_BYTES_PER_CALL, Work, decode_each, divide_by_bytes
-from mmdec.whisper.options import OnTranscript, TranscribeOptions
+from mmdec.whisper.options import DEFAULT_WHISPER, OnTranscript, TranscribeOptions
 from mmdec.whisper.transcript import SUBTITLE_FORMATS, TRANSCRIPT_FORMATS, format_clock, srt, vtt
 
 if TYPE_CHECKING:
@@ -235,7 +234,7 @@ def transcribe(
     output: Output = None,
     kind: Format = None,
     as_json: JsonLines = False,
-    model: Model = WHISPER_MODEL,
+    model: Model = DEFAULT_WHISPER,
     device: Device = None,
     dtype: Dtype = None,
     compare: Compare = False,

@@ -16,7 +16,6 @@ from mmdec.checks.files import failure_message, json_text, printable
 from mmdec.cli.inputs import AUDIO_FILES, InputFile, input_files, output_paths, write_error
 from mmdec.cli.job_options import JobOptions
 from mmdec.cli.options import (
-    SPEECH_MODEL,
     Device,
     Dtype,
     Inputs,
@@ -27,7 +26,7 @@ from mmdec.cli.options import (
 )
 from mmdec.cli.outcomes import Outcomes, print_note
 from mmdec.cli.progress import progress_bar, show_loading
-from mmdec.daspeech.options import TranslateOptions
+from mmdec.daspeech.options import DEFAULT_TRANSLATOR, TranslateOptions
 from mmdec.jobs.many import Work
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def translate(
             help="A folder; for one input also a .wav, .flac, .ogg or .mp3 file. Default: no sound, only the text.",
         ),
     ] = None,
-    model: Model = SPEECH_MODEL,
+    model: Model = DEFAULT_TRANSLATOR,
     as_json: JsonLines = False,
     device: Device = None,
     dtype: Dtype = None,

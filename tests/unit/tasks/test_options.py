@@ -12,9 +12,7 @@ import typer
 
 import mmdec
 from mmdec.cli import app
-from mmdec.cli import options as cli_options
 from mmdec.daspeech.options import TranslateOptions
-from mmdec.pretrained import DEFAULT_VLM
 from mmdec.tasks.options import GenerateOptions, OptionInfo, TaskOptions, options_of
 from mmdec.vision.options import DescribeOptions
 from mmdec.whisper.options import TranscribeOptions
@@ -45,6 +43,8 @@ def test_an_editor_and_help_see_the_fields_and_their_defaults(
 def test_the_command_line_has_their_defaults_and_help(kind: type[TaskOptions]) -> None:
     verbs: Any = typer.main.get_command(app)
     typed = {parameter.name: parameter for parameter in verbs.commands[VERBS[kind]].params}
+    defaults: Any = kind()
+    assert typed["model"].default == defaults.model
     for option in options_of(kind):
         info: OptionInfo = option.metadata["option"]
         if info.typed is not None:
@@ -75,9 +75,3 @@ def test_an_unknown_option_of_a_call_without_generate_is_a_type_error() -> None:
     call: Any = mmdec.translate_speech
     with pytest.raises(TypeError, match="unexpected keyword argument 'beams'"):
         call("speech.wav", beams=2)
-
-
-def test_the_default_models_are_those_of_the_command_line() -> None:
-    assert TranscribeOptions().model == cli_options.WHISPER_MODEL
-    assert TranslateOptions().model == cli_options.SPEECH_MODEL
-    assert DescribeOptions().model == cli_options.VLM_MODEL == DEFAULT_VLM
