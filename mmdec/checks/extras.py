@@ -1,4 +1,4 @@
-"""Names the extra of mmdec that installs a missing package. A verb imports the packages of its extra when it runs."""
+"""Names the extra of mmdec that installs a missing package. A command imports what its extra installs when it runs."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class JobOptions:
         if output is None or (os.path.lexists(output) and not os.path.isdir(output)):
             raise InputError(f"`output` must be a folder for many inputs, but is {format_value(output)}.")
         shard, run = self._shard(), self._engine()
-        rows, base = _rows(work.verb, inputs, output, kind)
+        rows, base = _rows(work.command, inputs, output, kind)
         work = replace(work, output=Path(os.path.abspath(output)), base=base, table=self.table or "jsonl")
         work.begin(rows)
         todo, began, failed = work.unfinished_parts(rows, shard), time.monotonic(), 0
@@ -129,7 +129,7 @@ class JobOptions:
         return partial(run_on_ray, workers=self.workers)
 
 
-def _rows(verb: str, inputs: Sequence[str | Path], output: Path, kind: FileKind) -> tuple[list[Row], str]:
+def _rows(command: str, inputs: Sequence[str | Path], output: Path, kind: FileKind) -> tuple[list[Row], str]:
     """List the rows to process: those of a manifest, or one for each file.
 
     Args:
@@ -146,4 +146,4 @@ def _rows(verb: str, inputs: Sequence[str | Path], output: Path, kind: FileKind)
             f"A list ({', '.join(SUFFIXES)}) must be the only input, but is one of {len(inputs)}. Give it alone."
         )
     path = Path(inputs[0])
-    return read_manifest(path, ARGUMENT_COLUMNS[verb]), os.path.dirname(os.path.abspath(path))
+    return read_manifest(path, ARGUMENT_COLUMNS[command]), os.path.dirname(os.path.abspath(path))

@@ -163,7 +163,7 @@ class DrafterDestinations(Destinations):
 
 
 def with_report(
-    verb: Callable[..., BenchReport | BenchRun], destinations: type[Destinations] = Destinations
+    command: Callable[..., BenchReport | BenchRun], destinations: type[Destinations] = Destinations
 ) -> Callable[..., None]:
     """Decorate a typer command that returns a benchmark's report, so that it also writes the report.
 
@@ -171,18 +171,18 @@ def with_report(
     out.
     """
 
-    def command(to: Destinations, **values: Any) -> None:
-        report = verb(**values)
+    def with_destinations(to: Destinations, **values: Any) -> None:
+        report = command(**values)
         run = report if isinstance(report, BenchRun) else BenchRun((report,))
         to.deliver(run)
         if run.left_out:
             raise typer.Exit(1)
 
-    verb_signature = signature(verb, eval_str=True)
+    own = signature(command, eval_str=True)
     to = Parameter("to", Parameter.KEYWORD_ONLY, annotation=destinations)
-    wraps(verb)(command)
-    vars(command)["__signature__"] = verb_signature.replace(parameters=[*verb_signature.parameters.values(), to])
-    return with_option_groups(command)
+    wraps(command)(with_destinations)
+    vars(with_destinations)["__signature__"] = own.replace(parameters=[*own.parameters.values(), to])
+    return with_option_groups(with_destinations)
 
 
 def deliver_report(

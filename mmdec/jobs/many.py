@@ -52,7 +52,7 @@ Call = Callable[..., Sequence[Any]]  # function: (list of paths, keyword options
 class Work:
     """What to compute for every row of a list, and where the results are written. Can be sent to other processes."""
 
-    verb: str  # "translate", "transcribe" or "describe"
+    command: str  # "translate", "transcribe" or "describe"
     model: str
     output: Path = Path()
     base: str = ""  # folder to which relative paths in the list refer
@@ -78,7 +78,7 @@ class Work:
         if self.table == "parquet":
             pyarrow_parquet()
         settings: dict[str, Any] = {
-            "verb": self.verb,
+            "command": self.command,
             "manifest": digest(rows),
             "rows": len(rows),
             "part": ROWS_PER_PART,
@@ -138,7 +138,7 @@ class PartWorker:
 
     Args:
         work: What to compute.
-        call: Function that decodes a list of paths with given options; None: the public call of `work.verb`.
+        call: Function that decodes a list of paths with given options; None: the public call of `work.command`.
 
     Raises:
         InputError: If there is no such model, or an option is wrong.
@@ -207,9 +207,9 @@ class PartWorker:
         Calls for transcripts and descriptions decode `batch_size` of their rows at a time, and the next ones as soon as
         there is room. Pictures are read then, too.
         """
-        if self._work.verb == "transcribe":
+        if self._work.command == "transcribe":
             return divide_by_bytes(rows, self._path, MAX_BYTES_PER_CALL)
-        size = TRANSLATIONS_PER_CALL if self._work.verb == "translate" else len(rows)
+        size = TRANSLATIONS_PER_CALL if self._work.command == "translate" else len(rows)
         return (list(rows[start : start + size]) for start in range(0, len(rows), size))
 
     def _path(self, row: Row) -> str:
@@ -231,7 +231,7 @@ class PartWorker:
         if work.files:
             columns["output"] = f"files/{number:06d}/{row.index:08d}{work.files}"
             path = work.output / columns["output"]
-            if work.verb == "translate":
+            if work.command == "translate":
                 result.save(path)
             else:
                 write_atomically(path, result.format(work.files[1:]).encode())
@@ -295,17 +295,17 @@ def divide_by_bytes(
 
 
 def _public_call(work: Work) -> Call:
-    """Load the model for `work.verb`, and return the public call with this model."""
+    """Load the model for `work.command`, and return the public call with this model."""
     from mmdec.checks.devices import check_dtype, fastest_dtype
 
-    integers = work.verb == "transcribe"
+    integers = work.command == "transcribe"
     dtype = fastest_dtype(work.device) if work.dtype is None else check_dtype(work.dtype, integers)
-    if work.verb == "translate":
+    if work.command == "translate":
         from mmdec.daspeech.translate import load_translator, translate_speech
 
         model = load_translator(work.model, work.device, vocoder=work.vocoder, dtype=dtype)
         return lambda paths: translate_speech(paths, model=model, **work.options)
-    if work.verb == "transcribe":
+    if work.command == "transcribe":
         from mmdec.whisper.transcribe import load_transcriber, transcribe
 
         model = load_transcriber(work.model, work.device, dtype)

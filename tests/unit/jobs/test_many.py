@@ -83,7 +83,7 @@ def test_recordings_of_a_call_are_bounded_by_their_bytes(tmp_path: Path, monkeyp
 
     finish(work_in(tmp_path), rows_of(7), call=record_call)
     assert calls == [[0, 1], [2], [3], [4, 5, 6]]
-    finish(replace(work_in(tmp_path / "b"), verb="translate", base=str(tmp_path)), rows_of(20), call=record_call)
+    finish(replace(work_in(tmp_path / "b"), command="translate", base=str(tmp_path)), rows_of(20), call=record_call)
     assert [len(paths) for paths in calls[4:]] == [8, 8, 4]
 
 
