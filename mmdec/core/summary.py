@@ -35,6 +35,10 @@ def cut_note(tokens: int, raisable: bool = True) -> str:
     return f"cut at {pluralise(tokens, 'token')}{remedy}" if tokens else ""
 
 
-def pluralise(number: int, noun: str) -> str:
-    """Return a number with its noun: "1 row", "2 rows"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def pluralise(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: "1 row", "2 rows".
+
+    Args:
+        plural: The noun's plural; None: the noun with "s".
+    """
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"

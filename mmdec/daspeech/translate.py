@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmdec.checks.arguments import format_value
 from mmdec.checks.devices import check_device, check_dtype
-from mmdec.core.summary import format_result
+from mmdec.core.summary import format_result, pluralise
 from mmdec.daspeech.checkpoint import VOCODER_RULE, read_parts, resolve
 from mmdec.daspeech.options import DEFAULT_TRANSLATOR, TranslateOptions
 from mmdec.daspeech.passes import OnPass
@@ -54,7 +54,7 @@ class Translation:
 
     def __str__(self) -> str:
         """Write three lines: the text, the number of passes, the time."""
-        passes = f"{self.passes} pass{'' if self.passes == 1 else 'es'}, {self.units_per_pass:.2f} units a pass"
+        passes = f"{pluralise(self.passes, 'pass', 'passes')}, {self.units_per_pass:.2f} units a pass"
         return format_result(self.text, passes, self.timings)
 
     def save(self, path: str | os.PathLike[str]) -> Path:

@@ -102,8 +102,9 @@ class CanvasGeneration:
 
     def __str__(self) -> str:
         """Return a line: number of tokens, number of passes."""
-        tokens, passes = pluralise(sum(self.new_tokens), "new token"), sum(map(len, self.passes))
-        return f"{tokens}, {passes} {'pass' if passes == 1 else 'passes'}, {self.tokens_per_pass:.2f} tokens per pass"
+        tokens = pluralise(sum(self.new_tokens), "new token")
+        passes = pluralise(sum(map(len, self.passes)), "pass", "passes")
+        return f"{tokens}, {passes}, {self.tokens_per_pass:.2f} tokens per pass"
 
 
 def canvas_options(choice: object) -> CanvasOptions:
