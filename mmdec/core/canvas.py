@@ -99,7 +99,7 @@ def policy(name: str) -> Callable[[Chosen], Chosen]:
     return register
 
 
-def policy_of(choice: object) -> Policy:
+def make_policy(choice: object) -> Policy:
     """Return a policy from its name, or the given one.
 
     Raises:

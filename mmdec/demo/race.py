@@ -122,7 +122,7 @@ def run_in_turn(report: Report, head: str, ways: Mapping[str, Callable[[], Run]]
     return results
 
 
-def lane_of(name: str, note: str, runs: Sequence[list[Step]], **more: Any) -> Lane:
+def make_lane(name: str, note: str, runs: Sequence[list[Step]], **more: Any) -> Lane:
     """Make a lane from the steps of all counted runs.
 
     Of an even number, the faster middle run is shown.
@@ -331,7 +331,7 @@ def steps_svg(steps: Sequence[Step], unit: str) -> str:
     )
 
 
-def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
+def steps_from_rounds(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
     """Convert the rounds of a batch of one to steps.
 
     Each token is a piece of text, except those that add none: special tokens, and parts of a character.
@@ -363,7 +363,7 @@ def round_listener(
         report()
         if head is not None and time.monotonic() - last_update >= REFRESH_SECONDS:
             last_update = time.monotonic()
-            coloured = pieces_html(steps(tokenizer, rounds), "tokens", factor=0.0)
+            coloured = pieces_html(steps_from_rounds(tokenizer, rounds), "tokens", factor=0.0)
             report(text=f'<div class="mm-said">{head}<p class="mm-text mm-live" lang="en">{coloured}</p></div>')
 
     return on_round
@@ -382,13 +382,13 @@ def compare_with_plain(
     """
 
     def timelines(runs: Sequence[tuple[DecodingResult, Sequence[Round]]]) -> list[list[Step]]:
-        return [steps(tokenizer, rounds) for _, rounds in runs]
+        return [steps_from_rounds(tokenizer, rounds) for _, rounds in runs]
 
     text, per_pass = plain[0][0].tokens, plain[0][0].tokens_per_round
-    slow = lane_of("Plain decoding", "One token in each pass.", timelines(plain), per_pass=per_pass)
+    slow = make_lane("Plain decoding", "One token in each pass.", timelines(plain), per_pass=per_pass)
     lanes: list[Lane] = []
     for name, note, runs in drafted:
         equal = all(result.tokens == text for result, _ in runs)
         compared = {"baseline": slow.seconds, "equal": equal, "output": "same text" if equal else "not the same text"}
-        lanes.append(lane_of(name, note, timelines(runs), per_pass=runs[0][0].tokens_per_round, **compared))
+        lanes.append(make_lane(name, note, timelines(runs), per_pass=runs[0][0].tokens_per_round, **compared))
     return [*lanes, slow]

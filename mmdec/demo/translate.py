@@ -33,7 +33,7 @@ from mmdec.demo.layout import (
     sample_button,
     status_line,
 )
-from mmdec.demo.race import Lane, Step, lane_of, milliseconds, race_html, run_in_turn
+from mmdec.demo.race import Lane, Step, make_lane, milliseconds, race_html, run_in_turn
 from mmdec.io.audio import SAMPLE_RATE
 
 STRATEGY_LABELS = {  # a way of decoding, as the page names it -> its strategy
@@ -89,7 +89,7 @@ def decode(report: Report, samples: Tensor, strategy: str) -> tuple[Translation,
     return translate_speech(samples, sample_rate=SAMPLE_RATE, strategy=strategy, on_pass=on_pass), passes
 
 
-def steps(passes: Sequence[Pass]) -> list[Step]:
+def steps_from_passes(passes: Sequence[Pass]) -> list[Step]:
     """Convert passes to steps on one clock.
 
     A long recording is cut into parts that are decoded one after another; each part's clock starts at 0, so the times
@@ -121,11 +121,11 @@ def lanes(runs: Mapping[str, Sequence[list[Pass]]]) -> list[Lane]:
         return [[unit for pass_ in run for unit in pass_.units] for run in runs[strategy]]
 
     def timelines(strategy: str) -> list[list[Step]]:
-        return [steps(run) for run in runs[strategy]]
+        return [steps_from_passes(run) for run in runs[strategy]]
 
     pieces = units("autoregressive")[0]
     note = "Autoregressive: every piece waits for the one before it."
-    slow = lane_of("One by one", note, timelines("autoregressive"))
+    slow = make_lane("One by one", note, timelines("autoregressive"))
     compared: list[Lane] = []
     for strategy in runs:
         if strategy == "autoregressive":
@@ -144,7 +144,7 @@ def lanes(runs: Mapping[str, Sequence[list[Pass]]]) -> list[Lane]:
         else:
             name, note = "Graph", "All pieces in one pass, along the best path."
             more |= {"output": _others(same)}
-        compared.append(lane_of(name, note, timelines(strategy), **more))
+        compared.append(make_lane(name, note, timelines(strategy), **more))
     return [*compared, slow]
 
 

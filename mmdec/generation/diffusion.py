@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_choice, check_instance, check_switch, check_whole, format_value
-from mmdec.core.canvas import MAX_CANVASES, POLICIES, CanvasPass, Policy, policy_of, reveal_block
+from mmdec.core.canvas import MAX_CANVASES, POLICIES, CanvasPass, Policy, make_policy, reveal_block
 from mmdec.core.summary import pluralise
 from mmdec.core.tree import int_list
 from mmdec.errors import InputError
@@ -46,7 +46,7 @@ class CanvasOptions:
     cache: bool = True  # keep the keys and values of complete blocks, if `visible` is "block"
 
     def __post_init__(self) -> None:
-        policy_of(self.policy)
+        make_policy(self.policy)
         check_whole("drafts", self.drafts, 1, MAX_CANVASES, "It is the number of canvases that a pass scores.")
         check_choice("visible", self.visible, get_args(Visibility), "Choose what the model was trained with.")
         check_choice("aligned", self.aligned, ("prompt", "start"), "Choose what the model was trained with.")
@@ -114,7 +114,7 @@ def canvas_options(choice: object) -> CanvasOptions:
         InputError: If it is none of these.
     """
     if isinstance(choice, (str, Policy)):
-        return CanvasOptions(policy_of(choice))
+        return CanvasOptions(make_policy(choice))
     rule = f"one of {', '.join(POLICIES)}, a `Policy` or `CanvasOptions`"
     return check_instance("canvas", choice, CanvasOptions, rule)
 
@@ -154,7 +154,7 @@ def diffusion_generate(
             f"`{foreign[0]}` must be left out, but is {format_value(options[foreign[0]])}: `diffusion_generate` takes "
             f"{', '.join(CANVAS_OPTIONS)}. `canvas` decides which tokens a pass reveals."
         )
-    layout, policy = settings.layout(model), policy_of(settings.policy)
+    layout, policy = settings.layout(model), make_policy(settings.policy)
     named = prompt_inputs(model, inputs)
     ids, prompts = named["input_ids"], _prompts(named, layout.mask_token)
     config: Any = model.generation_config

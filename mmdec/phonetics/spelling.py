@@ -131,30 +131,32 @@ def _decimal(whole: str, part: str) -> str:
 
 def _words(match: re.Match[str]) -> str:
     """Spell a match of the pattern out: an amount of money, a time, a rank, a fraction, a measure or a sign."""
-    got = match.groupdict(default="")
-    if got["money"]:
-        return _money(got["money"], got["amount"], got["cents"], got["scale"])
-    if got["currency"]:
-        return _money(got["currency"], got["paid"], "", "")
-    if got["hour"]:
-        hour, minute, half = int(got["hour"]), int(got["minute"]), _HALVES.get(got["half"][:1], "")
+    groups = match.groupdict(default="")
+    if groups["money"]:
+        return _money(groups["money"], groups["amount"], groups["cents"], groups["scale"])
+    if groups["currency"]:
+        return _money(groups["currency"], groups["paid"], "", "")
+    if groups["hour"]:
+        hour, minute, half = int(groups["hour"]), int(groups["minute"]), _HALVES.get(groups["half"][:1], "")
         if minute == 0:
             return f"{cardinal(hour)} {half or (_O_CLOCK if 0 < hour < 13 else '')}"
         return f"{cardinal(hour)} {'oh ' if minute < 10 else ''}{cardinal(minute)} {half}"
-    if got["rank"]:
-        return _ordinal(cardinal(int(got["rank"].replace(",", ""))) if len(got["rank"]) < 16 else _number(got["rank"]))
-    if got["plural"]:
-        return _plural_noun(_number(got["plural"]))
-    if got["over"]:
-        over, under = int(got["over"]), int(got["under"])
+    if groups["rank"]:
+        return _ordinal(
+            cardinal(int(groups["rank"].replace(",", ""))) if len(groups["rank"]) < 16 else _number(groups["rank"])
+        )
+    if groups["plural"]:
+        return _plural_noun(_number(groups["plural"]))
+    if groups["over"]:
+        over, under = int(groups["over"]), int(groups["under"])
         name = {2: "half", 4: "quarter"}.get(under) or _ordinal(cardinal(under))
         return f"{cardinal(over)} {name if over == 1 else 'halves' if under == 2 else name + 's'}"
-    if got["whole"]:
-        unit = _UNITS.get(got["unit"]) or _HALVES.get(got["noon"][:1], "")
-        if got["whole"] == "1" and got["unit"] and not got["part"]:
+    if groups["whole"]:
+        unit = _UNITS.get(groups["unit"]) or _HALVES.get(groups["noon"][:1], "")
+        if groups["whole"] == "1" and groups["unit"] and not groups["part"]:
             unit = "foot" if unit == "feet" else unit.replace("miles", "mile").replace("meters", "meter").rstrip("s")
-        return f"{'minus ' if got['minus'] else ''}{_decimal(got['whole'], got['part'])} {unit}"
-    return "number" if got["hash"] else _SIGNS[got["sign"]]
+        return f"{'minus ' if groups['minus'] else ''}{_decimal(groups['whole'], groups['part'])} {unit}"
+    return "number" if groups["hash"] else _SIGNS[groups["sign"]]
 
 
 Phones = tuple[str, ...]

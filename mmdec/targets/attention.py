@@ -36,7 +36,7 @@ def tree_masks(trees: Sequence[TreeMask]) -> Generator[None]:
         _pass_trees.reset(token)
 
 
-def tree_of(attention_mask: Tensor | None) -> TreeMask | None:
+def find_tree(attention_mask: Tensor | None) -> TreeMask | None:
     """Return the tree whose `additive` is a layer's mask; None if the layer does not attend to a draft's nodes."""
     return next((tree for tree in _pass_trees.get() if tree.additive is attention_mask), None)
 
@@ -78,7 +78,7 @@ def attend(
     queries = query.shape[2]
     causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and queries > 1
     # None in cross-attention, whose `attention_mask` hides encoder states and belongs to no draft tree
-    tree = tree_of(attention_mask)
+    tree = find_tree(attention_mask)
     if tree is not None or (attention_mask is None and not causal and not dropout):
         return tree_attention(query, key, value, tree, scale, sinks).transpose(1, 2).contiguous(), None
     if sinks is not None:

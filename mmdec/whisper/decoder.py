@@ -28,7 +28,7 @@ from mmdec.kernels.cpu_features import is_intel
 from mmdec.kernels.float16_linear import HalfWeights, half_precision_copies
 from mmdec.kernels.tree_attention import tree_attention
 from mmdec.nn.int8 import Int8Linear, Int8Weights
-from mmdec.targets.attention import tree_of
+from mmdec.targets.attention import find_tree
 from mmdec.targets.hf_target import HOOK_TABLES, copy_modules, has_hooks, plain_linear
 from mmdec.targets.tokenwise import is_half_on_cpu
 
@@ -304,7 +304,7 @@ def _cross_attend_tokenwise(queries: Tensor, keys: Tensor, values: Tensor, mask:
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    tree = tree_of(mask)
+    tree = find_tree(mask)
     if tree is not None and tree.chains:
         return tree_attention(queries, keys, values, tree, 1.0)
     return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)

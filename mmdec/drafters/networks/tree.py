@@ -205,7 +205,11 @@ class Levels:
         expanded = torch.stack(orders, 1).tolist() if orders else [[]] * rows
         lists = zip(best.tolist(), tokens.gather(1, best).tolist(), expanded, strict=True)
         return trees_from_lists(
-            roots, [sort_depth_first(row, ids, level_parents(row, who, width)) for row, ids, who in lists]
+            roots,
+            [
+                sort_depth_first(row, ids, level_parents(row, expanded_nodes, width))
+                for row, ids, expanded_nodes in lists
+            ],
         )
 
     def _best(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:

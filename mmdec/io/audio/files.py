@@ -34,7 +34,7 @@ from mmdec.io.audio.clock import FLAC_SLACK, ClockDecoder
 from mmdec.io.audio.headers import PatchedFile, repair_header
 from mmdec.io.audio.mixing import Mixer
 from mmdec.io.audio.samples import MAX_SECONDS, SAMPLE_RATE, check_peak, check_rate, check_samples, full_scale, resample
-from mmdec.io.audio.structure import AudioLoss, FileStructure, find_magic, structure_of
+from mmdec.io.audio.structure import AudioLoss, FileStructure, find_magic, read_structure
 
 MAX_BYTES = 2 * 2**30  # maximum bytes of a file object, because it is read into memory
 # Bytes of a second of sound, at the least: a header that declares more sound than the file could hold is wrong, and the
@@ -241,7 +241,7 @@ def _decode(
         (sample rate in Hz, samples (T, channels)) for each block.
     """
     with _file(content) as opened:
-        structure = structure_of(opened)
+        structure = read_structure(opened)
     container, resumed = container_of(content), _resumable_format(content, structure)
     if container:
         yield from container_blocks(content, container, name, path, max_seconds, structure, loss)

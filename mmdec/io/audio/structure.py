@@ -115,7 +115,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds >= 1 or seconds == 0 else f"{seconds:.2g}"
 
 
-def structure_of(file: BinaryIO) -> FileStructure:
+def read_structure(file: BinaryIO) -> FileStructure:
     """Read a sound file's structure.
 
     Args:

@@ -75,7 +75,7 @@ class Admission:
         if not 0 <= self.max_bad_share <= 1:
             raise InputError(f"`max_bad_share` must be from 0 to 1, but is {self.max_bad_share}. 0.1 is usual.")
 
-    def names(self, folder: Path) -> PathResolver:
+    def path_resolver(self, folder: Path) -> PathResolver:
         """Return a function that turns file names in a list, relative to `folder`, into checked paths."""
         return PathResolver(folder, self.allow_absolute_paths)
 

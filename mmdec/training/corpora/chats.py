@@ -69,8 +69,8 @@ def read_chats(
         rows = ((f"line {number}", {"question": line}) for number, line in text_lines(path, "data"))
     else:
         rows = ((f"line {number}", row) for number, row in json_lines(path, "data"))
-    names, file = admission.names(picture_folder(path, images)), f"'{quote_path(path)}'"
-    chats = [_conversation(row, f"{place} of {file}", names, False) for place, row in rows]
+    resolve, file = admission.path_resolver(picture_folder(path, images)), f"'{quote_path(path)}'"
+    chats = [_conversation(row, f"{place} of {file}", resolve, False) for place, row in rows]
     if not chats:
         raise InputError(f"`data` must hold questions, but {file} holds none. Write one on each line.")
     return chats
@@ -88,8 +88,9 @@ def read_conversations(
         InputError: For a list that is missing, too large or in another format. The message names the row.
     """
     path = Path(listed)
-    rows, names = _list(path, "listed"), admission.names(path.parent / "images" if images is None else Path(images))
-    return [_conversation(row, f"{place} of '{quote_path(path)}'", names, True) for place, row in rows]
+    rows = _list(path, "listed")
+    resolve = admission.path_resolver(path.parent / "images" if images is None else Path(images))
+    return [_conversation(row, f"{place} of '{quote_path(path)}'", resolve, True) for place, row in rows]
 
 
 def _list(path: Path, argument: str) -> Iterable[tuple[str, Any]]:
@@ -123,12 +124,12 @@ def picture_folder(list_file: Path, images: str | Path | None) -> Path:
     return adjacent if adjacent.is_dir() else list_file.parent
 
 
-def _conversation(row: object, place: str, names: PathResolver, answered: bool) -> Conversation:
+def _conversation(row: object, place: str, resolve: PathResolver, answered: bool) -> Conversation:
     """Turn one row of a file into a conversation.
 
     Args:
         place: Where the row is, for messages.
-        names: Turns picture names into paths.
+        resolve: Turns picture names into paths.
         answered: Whether the last question must have an answer.
 
     Raises:
@@ -163,7 +164,7 @@ def _conversation(row: object, place: str, names: PathResolver, answered: bool) 
     )
     if any(not question for question, _ in turns):
         raise malformed_row_error(place, "a text in each question", row)
-    return Conversation(str(name), tuple(names(path, place) for path in named), turns, notes, place)
+    return Conversation(str(name), tuple(resolve(path, place) for path in named), turns, notes, place)
 
 
 def _read_messages(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:

@@ -105,10 +105,10 @@ def read_pairs(
     sentences = {} if scoring else _read_sentences(common_voice, split)
     alignments = read_alignments(cvss, split, required=not scoring)
     references = _read_keyed_table(cvss / f"{split}.references.tsv")
-    clips = admission.names(common_voice / "clips")
+    resolve = admission.path_resolver(common_voice / "clips")
     pairs, bad = [], BadRows()
     for name, translation in translations:
-        clip, recording = clips(name, f"a row of '{quote_path(cvss / f'{split}.tsv')}'"), cvss / split / f"{name}.wav"
+        clip, recording = resolve(name, f"a row of '{quote_path(cvss / f'{split}.tsv')}'"), cvss / split / f"{name}.wav"
         alignment = _parse_or_empty(alignments.get(name, ""))
         if not scoring and name not in sentences:
             bad.add("no source sentence", name)
@@ -143,11 +143,11 @@ def no_rows_error(split: str, bad: BadRows) -> InputError:
 def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> list[tuple[str, str]]:
     """Read the (name, translation) of each row of a split. The translation is "" if the row has none."""
     table = _check_exists(cvss / f"{split}.tsv")
-    names = admission.names(cvss / split)
+    resolve = admission.path_resolver(cvss / split)
     rows: dict[tuple[str, str], None] = {}  # a dict instead of a list, so that repeated lines count only once
     first: dict[str, tuple[str, int]] = {}
     for number, (name, *rest) in read_table(table):
-        names(f"{name}.wav", f"line {number} of '{quote_path(table)}'")
+        resolve(f"{name}.wav", f"line {number} of '{quote_path(table)}'")
         text = rest[0] if rest else ""
         if text.strip():
             _check_same(first, name, text, table, number)

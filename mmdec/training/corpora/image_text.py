@@ -170,8 +170,8 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
             the list.
     """
     questions, names_seen = [], dict[str, str]()
-    names, apart = admission.names(given or path.parent), path.parent / "images"
-    names_apart = admission.names(apart) if given is None and apart.is_dir() else None
+    resolve, apart = admission.path_resolver(given or path.parent), path.parent / "images"
+    resolve_apart = admission.path_resolver(apart) if given is None and apart.is_dir() else None
     for index, (number, row) in enumerate(json_lines(path, "questions")):
         place = f"line {number} of '{quote_path(path)}'"
         if not isinstance(row, dict):
@@ -193,10 +193,10 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
             raise malformed_row_error(place, "a text, or a list of texts, as `answer`", answers)
         for text_part in (text, *answers):
             check_text(text_part, "questions", place)
-        pictures = tuple(names(name, place) for name in named)
-        if names_apart is not None:
+        pictures = tuple(resolve(name, place) for name in named)
+        if resolve_apart is not None:
             pictures = tuple(
-                picture if os.path.exists(picture) else names_apart(name, place)
+                picture if os.path.exists(picture) else resolve_apart(name, place)
                 for picture, name in zip(pictures, named, strict=True)
             )  # os.path.exists gives False for an impossible file name
         name = row.get("question_id", row.get("id"))
@@ -213,7 +213,7 @@ def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion
 
     Exact scoring is impossible, because the list does not say which words must be right.
     """
-    questions, names = [], admission.names(folder)
+    questions, resolve = [], admission.path_resolver(folder)
     rows = list(read_table(path, "questions"))
     columns = f"the columns {', '.join(COLUMNS)}"
     if not rows or rows[0][1] != COLUMNS:
@@ -223,12 +223,12 @@ def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion
         if len(row) != len(COLUMNS) or not row[2].strip():
             raise malformed_row_error(place, f"{columns}, with a text as `question`", row)
         file, task, text, answer = row
-        questions.append(ImageQuestion(f"{file}-{index}", text, (names(file, place),), task, reference=answer))
+        questions.append(ImageQuestion(f"{file}-{index}", text, (resolve(file, place),), task, reference=answer))
     return questions
 
 
 def _textvqa(rows: Sequence[Any], path: Path, folder: Path, admission: Admission) -> list[ImageQuestion]:
-    questions, names, ids = [], admission.names(folder), dict[str, str]()
+    questions, resolve, ids = [], admission.path_resolver(folder), dict[str, str]()
     for number, row in enumerate(rows):
         place = f"row {number} of '{quote_path(path)}'"
         try:
@@ -238,7 +238,7 @@ def _textvqa(rows: Sequence[Any], path: Path, folder: Path, admission: Admission
             name = _check_once(ids, str(row["question_id"]), place)
         except (KeyError, TypeError, AttributeError) as error:
             raise malformed_row_error(place, "`image_id`, `question` and `question_id`, as TextVQA's", error) from None
-        questions.append(ImageQuestion(name, text, (names(file, place),), "textvqa", answers=answers))
+        questions.append(ImageQuestion(name, text, (resolve(file, place),), "textvqa", answers=answers))
     return questions
 
 

@@ -112,7 +112,7 @@ def read_splits(root: str | Path, splits: str | list[str] | None, admission: Adm
 
 def _chapter(file: Path, admission: Admission) -> Iterator[Utterance]:
     speaker, chapter = file.parent.parent.name, f"{file.parent.parent.name}-{file.parent.name}"
-    names, lines = admission.names(file.parent), dict[str, int]()
+    resolve, lines = admission.path_resolver(file.parent), dict[str, int]()
     for number, line in text_lines(file, "root"):
         name, _, text = line.strip().partition(" ")
         place = f"line {number} of '{quote_path(file)}'"
@@ -123,7 +123,7 @@ def _chapter(file: Path, admission: Admission) -> Iterator[Utterance]:
                 f"`root` must name each recording once, but {place} has '{name:.80}' again, as line {lines[name]}. "
                 "Remove one of them."
             )
-        paths = [names(f"{name}{suffix}", place) for suffix in UTTERANCE_SUFFIXES]
+        paths = [resolve(f"{name}{suffix}", place) for suffix in UTTERANCE_SUFFIXES]
         path = next((path for path in paths if path.is_file()), paths[0])
         yield Utterance(path, check_text(text.strip(), "root", place), speaker, chapter, place)
 
@@ -184,7 +184,7 @@ def divide_by_speaker(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
 
 def _manifest(file: Path, admission: Admission) -> Iterator[tuple[Utterance, object]]:
     """Yield the checked rows of a manifest, each with the value in its column `split`, or None without this column."""
-    names, lines = admission.names(file.parent), dict[Path, int]()
+    resolve, lines = admission.path_resolver(file.parent), dict[Path, int]()
     for number, row in _rows(file):
         place = f"line {number} of '{quote_path(file)}'"
         for column in ("path", "text"):
@@ -192,7 +192,7 @@ def _manifest(file: Path, admission: Admission) -> Iterator[tuple[Utterance, obj
             if not isinstance(value, str) or not value.strip():
                 raise InputError(f"`root` must be {MANIFEST}, but {place} has no `{column}`. Write it there.")
             check_text(value, "root", place)
-        path = names(row["path"], place)
+        path = resolve(row["path"], place)
         if lines.setdefault(path, number) != number:
             raise InputError(
                 f"`root` must name each recording once, but {place} has '{row['path']:.80}' again, as line "

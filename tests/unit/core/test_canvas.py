@@ -20,7 +20,7 @@ from mmdec.core.canvas import (
     RevealFilter,
     Threshold,
     TopK,
-    policy_of,
+    make_policy,
     reveal_block,
 )
 from mmdec.errors import InputError
@@ -234,7 +234,7 @@ def test_a_policy_that_reveals_nothing_is_refused() -> None:
 
 
 def test_registered_policies_are_made_by_name() -> None:
-    assert {name: type(policy_of(name)) for name in POLICIES} == POLICIES
+    assert {name: type(make_policy(name)) for name in POLICIES} == POLICIES
     assert set(POLICIES) == {"threshold", "top_k", "entropy_bound", "schedule"}
 
 
@@ -249,7 +249,7 @@ def test_registered_policies_are_made_by_name() -> None:
 )
 def test_an_unknown_policy_is_refused(choice: object, message: str) -> None:
     with pytest.raises(InputError, match=rf"`policy` must be one of threshold.*{message}"):
-        policy_of(choice)
+        make_policy(choice)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from mmdec.demo.race import (
     Step,
     chart_html,
     figures,
-    lane_of,
+    make_lane,
     milliseconds,
     pace,
     pieces_html,
@@ -126,7 +126,7 @@ def run_of(seconds: float) -> list[Step]:
     [([0.9], 0.9), ([0.3, 0.1, 0.2], 0.2), ([0.4, 0.1, 0.3, 0.2], 0.2), ([9.0, 0.1, 0.2, 0.1, 0.3], 0.2)],
 )
 def test_a_lane_shows_its_median_run_and_its_range(times: list[float], median: float) -> None:
-    lane = lane_of("x", "", [run_of(seconds) for seconds in times])
+    lane = make_lane("x", "", [run_of(seconds) for seconds in times])
     assert lane.seconds == median
     assert lane.times == times
     shown = re.sub("<.*?>", "", figures(lane, "tokens"))

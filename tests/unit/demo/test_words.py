@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mmdec.demo import samples
 from mmdec.demo.html import UNEXPECTED, confidence_html, error_sentence, status
-from mmdec.demo.race import compare_with_plain, round_listener, steps
+from mmdec.demo.race import compare_with_plain, round_listener, steps_from_rounds
 from mmdec.errors import InputError, MmdecError
 from mmdec.types import Round
 
@@ -87,7 +87,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_pieces_join_to_the_text() -> None:
     reader = tokenizer()
     tokens = [1, 2, 3, 4, 5, 0]  # "é" is two tokens
-    (step,) = steps(reader, [Round(0, [0], [tokens], [0], [0], [True])])
+    (step,) = steps_from_rounds(reader, [Round(0, [0], [tokens], [0], [0], [True])])
     assert "".join(step.pieces) == reader.decode(tokens, skip_special_tokens=True)
     assert step.pieces == [" go", " up", "é", "!"]
 
@@ -98,7 +98,7 @@ def test_rounds_become_steps_on_one_clock() -> None:
         Round(1, [0], [[2, 3]], [4], [1], [False], target_seconds=0.25),
         Round(2, [0], [[4, 0]], [4], [1], [True], target_seconds=0.125, core_seconds=0.125),
     ]
-    result = steps(tokenizer(), rounds)
+    result = steps_from_rounds(tokenizer(), rounds)
     assert [step.seconds for step in result] == [0.75, 1.0, 1.25]
     assert [step.pieces for step in result] == [[" go"], [" up"], ["é"]]
     assert [step.count for step in result] == [1, 2, 2]  # a part of a letter and the end show nothing

@@ -251,14 +251,16 @@ def read_samples(
     if list_file is None:
         raise InputError(f"`corpus` must hold {split}.json, but '{corpus}' does not. Build or download it first.")
     conversations = read_chats(list_file, reading.images, admission)
-    choice, root = choice or Choice(), admission.names(picture_folder(list_file, reading.images))
+    choice, resolve = choice or Choice(), admission.path_resolver(picture_folder(list_file, reading.images))
     if choice.count is None:
-        questions: Iterable[Sample] = (question for row in conversations for question in _questions(row, root, reading))
+        questions: Iterable[Sample] = (
+            question for row in conversations for question in _questions(row, resolve, reading)
+        )
     else:
         draw = np.random.default_rng([SUBSET_SEED, choice.seed])
         order = draw.permutation(len(conversations)).tolist()
         laps = (
-            _shuffle_questions([conversations[number] for number in order], root, reading, choice.seed, lap)
+            _shuffle_questions([conversations[number] for number in order], resolve, reading, choice.seed, lap)
             for lap in (0, 1)
         )
         questions = chain.from_iterable(laps)
@@ -294,18 +296,18 @@ def _keep_readable_questions(
 
 
 def _shuffle_questions(
-    rows: Sequence[Conversation], root: PathResolver, reading: Questions, seed: int, lap: int
+    rows: Sequence[Conversation], resolve: PathResolver, reading: Questions, seed: int, lap: int
 ) -> Iterator[Sample]:
     """Yield questions of conversations in a random order.
 
     Args:
         rows: The conversations.
-        root: Finds their pictures.
+        resolve: Finds their pictures.
         lap: 0: of each conversation one question with a long answer and one with a short answer; 1: the other
             questions.
     """
     for number, row in enumerate(rows):
-        questions = list(_questions(row, root, reading))
+        questions = list(_questions(row, resolve, reading))
         kinds: set[bool] = set()
         for index in np.random.default_rng([SUBSET_SEED, seed, number]).permutation(len(questions)).tolist():
             kind = questions[index].words >= LONG_ANSWER_WORDS
@@ -332,16 +334,16 @@ def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
     return [question for kind in (True, False) for question in chosen[kind][: counts[kind] + spare[kind]]]
 
 
-def _questions(conversation: Conversation, root: PathResolver, reading: Questions) -> Iterator[Sample]:
+def _questions(conversation: Conversation, resolve: PathResolver, reading: Questions) -> Iterator[Sample]:
     """Yield the questions of a conversation.
 
     If it has pictures or a video, each question is asked alone, else after the turns before it.
 
     Args:
-        root: Finds the pictures.
+        resolve: Finds the pictures.
         reading: Says how many turns and frames are used.
     """
-    video = _frames(conversation, root, reading.frames)
+    video = _frames(conversation, resolve, reading.frames)
     system = conversation.notes.get(SYSTEM_KEY)
     system_turn = () if system is None else ((SYSTEM_KEY, str(system)),)
     for index, (question, answer) in enumerate(conversation.turns):
@@ -360,7 +362,7 @@ def _name(sample: Sample) -> str:
     return digest.hexdigest()
 
 
-def _frames(conversation: Conversation, root: PathResolver, count: int) -> tuple[Path, ...]:
+def _frames(conversation: Conversation, resolve: PathResolver, count: int) -> tuple[Path, ...]:
     named = conversation.notes.get("video")
     if named is None:
         return ()
@@ -369,7 +371,7 @@ def _frames(conversation: Conversation, root: PathResolver, count: int) -> tuple
             f"`video` must be a folder of frames next to the images, but in {conversation.place} is {named!r:.80}. Fix "
             "the row."
         )
-    folder = root(named, conversation.place)
+    folder = resolve(named, conversation.place)
     files = (
         sorted(path for path in folder.glob("*") if path.suffix.lower() in PICTURE_SUFFIXES) if folder.is_dir() else []
     )

@@ -132,7 +132,7 @@ def _train(
     written = run.output / "recipe.yaml"
     with lock_folder(run.output, "mmdec train drafter"):
         data = _answer_questions(run, start + ANSWERING_SHARE * 60 * run.minutes, on_progress)
-        recipe = recipe_of(run, data, start + 60 * run.minutes - time.time())
+        recipe = make_recipe(run, data, start + 60 * run.minutes - time.time())
         write_atomically(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
     tokens = sum(len(data.tokens[sample.name]) for sample in data.parts["train"])
     log(f"{len(data.parts['train'])} answers of {tokens} tokens to train on, {len(data.parts['dev'])} held out")
@@ -190,7 +190,7 @@ def _answer_questions(run: DrafterRun, until: float, on_progress: Callable[[int,
     return data
 
 
-def recipe_of(run: DrafterRun, data: DraftData, seconds: float) -> Recipe:
+def make_recipe(run: DrafterRun, data: DraftData, seconds: float) -> Recipe:
     """Return a training recipe, as `python -m mmdec.training` reads it.
 
     Args:
@@ -210,7 +210,7 @@ def recipe_of(run: DrafterRun, data: DraftData, seconds: float) -> Recipe:
         "lr": min(max(0.5 / size, 1e-4), 3e-3),
         "weight_decay": 0.01,
         "warmup": 20,
-        "keep_features": _features(data) <= MAX_STORED_BYTES,
+        "keep_features": _feature_bytes(data) <= MAX_STORED_BYTES,
         "half_teacher": True,
         "chain": 5,
     }
@@ -277,7 +277,7 @@ def _trainer(folder: Path, system: str, seconds: float) -> Recipe:
     }
 
 
-def _features(data: DraftData) -> float:
+def _feature_bytes(data: DraftData) -> float:
     """Estimate how many bytes the stored features of all samples take, for four target layers in half precision."""
     rows = [*data.parts["train"], *data.parts["dev"]]
     tried = rows[:: max(1, len(rows) // 4)]

@@ -207,7 +207,7 @@ def test_a_size_that_was_never_filled_in_is_no_loss(size: int) -> None:
     content = bytearray(encoded("WAV"))
     content[40:44] = size.to_bytes(4, "little")
     with io.BytesIO(bytes(content)) as file:
-        assert not damage.structure_of(file).cut
+        assert not damage.read_structure(file).cut
 
 
 def test_ogg_files_that_were_joined_are_whole() -> None:
