@@ -134,9 +134,8 @@ def tree_mask(
     additive = _padded_rows(torch.zeros(batch, 1, nodes, columns + nodes, dtype=dtype, device=ancestors.device))
     if ragged:
         steps = torch.arange(columns, device=ancestors.device)
-        foreign = (steps < starts[:, None]) | (
-            steps >= ends[:, None]
-        )  # (B, S), entries that do not hold a token of the row
+        # (B, S), entries that do not hold a token of the row
+        foreign = (steps < starts[:, None]) | (steps >= ends[:, None])
         additive[..., :columns].masked_fill_(foreign[:, None, None], lowest)
     additive[..., columns:].masked_fill_(~ancestors[:, None], lowest)
     return TreeMask(starts, ends, ancestors, additive)

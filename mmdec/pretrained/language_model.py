@@ -37,9 +37,8 @@ from mmdec.pretrained.plain_text import PlainText
 
 GENERATION_FILE = "generation_config.json"
 LANGUAGE_MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "model.safetensors", "model-*.safetensors")
-DRAFTER_WEIGHT_FILES = tuple(
-    f"{name}/*.safetensors" for name in auto_names()
-)  # drafters' weights inside the model's folder
+# drafters' weights inside the model's folder
+DRAFTER_WEIGHT_FILES = tuple(f"{name}/*.safetensors" for name in auto_names())
 LANGUAGE_MODEL_FILES += DRAFTER_WEIGHT_FILES
 # names of tokenizers' files; a model's folder must have at least one of these files
 TOKENIZER_MARKERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")

@@ -28,12 +28,8 @@ from mmdec.types import Context, Draft, EncoderContext, Needs, PrefillOutput, Sc
 INPUT_FEATURES = "_mmdec_input_features"  # attribute of the encoder's output that holds what the encoder has read
 SOURCE = "source_ids"  # key of the encoder's token ids among the inputs of `prefill`
 ENCODED_INPUTS = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", CACHE_ARGUMENT, SOURCE}
-IGNORED_INPUTS = {
-    "use_cache",
-    "logits_to_keep",
-    "output_attentions",
-    "output_hidden_states",
-}  # `prefill` ignores these inputs
+# `prefill` ignores these inputs
+IGNORED_INPUTS = {"use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"}
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,8 @@ def sibling_difference(model: PreTrainedModel, target: HfTarget) -> tuple[float,
         differences_of_nodes.append(differences.max())
         target.commit(session, Verdict(ones[:, None] - 1, ones, ones == 0, ones[:, None], ones))
     step = max(torch.finfo(tree.dtype).eps, ROUNDING_STEP.get(torch.get_float32_matmul_precision(), 0.0))
-    largest = float(
-        torch.stack(differences_of_nodes).max()
-    )  # `max` returns NaN if any difference is NaN, so that NaN is not overlooked
+    # `max` returns NaN if any difference is NaN, so that NaN is not overlooked
+    largest = float(torch.stack(differences_of_nodes).max())
     return largest, max(MAX_DIFFERENCE, MAX_ROUNDING_STEPS * step)
 
 

@@ -95,10 +95,8 @@ BAR_WIDTH = 24  # width of the progress bar, in characters
 AVERAGED_STEPS = 10  # the shown tokens per round are an average over about this many training steps
 # tokens in a drafted chain, when modules estimate tokens per decoding round in training ("train/round")
 ESTIMATED_CHAIN_LENGTH = 4
-UPDATE_SECONDS = {
-    True: 0.5,
-    False: 10.0,
-}  # seconds between two updates of the bar; True: on a terminal, False: elsewhere
+# seconds between two updates of the bar; True: on a terminal, False: elsewhere
+UPDATE_SECONDS = {True: 0.5, False: 10.0}
 
 
 class StageBar(Callback):
@@ -192,9 +190,8 @@ class Resumption(Callback):
         current, total, done = batches["current"], batches["total"], batches["current"]["processed"]
         is_mid_batch = current["ready"] > done  # True if the checkpoint was saved in the middle of a batch
         over = batches["is_last_batch"] and not is_mid_batch
-        if (
-            trainer.accumulate_grad_batches == 1
-        ):  # in a checkpoint from just before a validation, this count lacks the last batch
+        # in a checkpoint from just before a validation, this count lacks the last batch
+        if trainer.accumulate_grad_batches == 1:
             loop["epoch_loop.state_dict"]["_batches_that_stepped"] = total["processed"]
         total.update(dict.fromkeys(total, total["processed"]))
         for part in ("total", "current"):

@@ -51,9 +51,8 @@ def end_with_named_parent() -> None:
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None:
         return
-    os.environ[PARENT_VARIABLE] = str(
-        os.getpid()
-    )  # child processes read this variable, and end when this process has ended
+    # child processes read this variable, and end when this process has ended
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
     end_with_parent(int(parent))
 
 

@@ -41,10 +41,8 @@ CARDS = {
 }
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 FENCED = re.compile(r"^```(\{?[\w-]*\}?)[^\n]*\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
-HISTORY = {
-    "docs/changelog.md",
-    *(f"docs/log/{path.name}" for path in (DOCS / "log").glob("*.md")),
-}  # they speak of what once was
+# they speak of what once was
+HISTORY = {"docs/changelog.md", *(f"docs/log/{path.name}" for path in (DOCS / "log").glob("*.md"))}
 WISHES = {  # what a newcomer wants, and the page that tells how
     "translate a folder": "guide/translate.md",
     "get subtitles": "guide/transcribe.md",

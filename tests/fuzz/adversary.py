@@ -28,11 +28,8 @@ from tests.support.random_drafter import RandomDrafter
 PAD = 0
 SINGLE = {"XGLMForCausalLM"}  # families that do not support float64
 SMALL = ("LlamaForCausalLM", "GPT2LMHeadModel", "Qwen2ForCausalLM", "OPTForCausalLM")
-ENTRY_POINTS = (
-    "generate",
-    "stream",
-    "custom",
-)  # calls: `mmdec.generate`, `mmdec.stream`, `custom_generate` of transformers
+# calls: `mmdec.generate`, `mmdec.stream`, `custom_generate` of transformers
+ENTRY_POINTS = ("generate", "stream", "custom")
 
 
 @dataclass

@@ -197,14 +197,8 @@ OWN: dict[str, dict[str, Any]] = {
     },
 }
 FRAMES = 96  # feature frames of a sound
-GRIDS = (
-    "Qwen2_5Omni",
-    "Qwen3VLMoe",
-    "Glm4v",
-    "GlmOcr",
-    "Ernie4_5_VL",
-    "PaddleOCRVL",
-)  # families whose images are patches of a grid of any size
+# families whose images are patches of a grid of any size
+GRIDS = ("Qwen2_5Omni", "Qwen3VLMoe", "Glm4v", "GlmOcr", "Ernie4_5_VL", "PaddleOCRVL")
 
 
 def image_inputs(model: Any, count: int, generator: torch.Generator) -> tuple[dict[str, Tensor], list[int]]:

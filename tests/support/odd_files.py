@@ -69,9 +69,8 @@ def _encoded(draw: np.random.Generator, kind: str, subtype: str) -> tuple[bytes,
     for _ in range(20):
         plain = draw.random() < 0.6
         rate = int(RATES[int(draw.integers(6 if plain else len(RATES)))])
-        fragile = subtype.startswith(
-            ("VORBIS", "OPUS", "MPEG", "ALAC", "ULAW", "ALAW")
-        )  # odd sound crashes these encoders and the process
+        # odd sound crashes these encoders and the process
+        fragile = subtype.startswith(("VORBIS", "OPUS", "MPEG", "ALAC", "ULAW", "ALAW"))
         many = (1, 2, 3, 5, 8, 16, 255) if rate < 10_000 else (1, 2, 3)
         channels = int(draw.choice((1, 1, 2) if plain or fragile else many))
         mono = _voice(int(draw.integers(8)), max(rate, 1000))

@@ -148,9 +148,8 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> CtcTranscript
         path = paths[row, :count]
         is_piece = path != BLANK
         first = is_piece & torch.cat([is_piece.new_ones(1), path[1:] != path[:-1]])[:count]
-        place = (first.cumsum(0) - 1)[
-            is_piece
-        ]  # for each frame that is not blank: index of its piece in the transcript
+        # for each frame that is not blank: index of its piece in the transcript
+        place = (first.cumsum(0) - 1)[is_piece]
         total = int(first.sum())
         probabilities = logits[row, :count][is_piece].float().softmax(-1)
         probabilities[:, BLANK] = 0

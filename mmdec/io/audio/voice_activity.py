@@ -91,9 +91,8 @@ class VoiceGate:
         frames = block.reshape(FRAMES, STEP_SAMPLES)
         # the mean is subtracted, because a microphone may add a constant
         level = (frames - block.mean()).square().mean(1).sqrt().numpy()
-        if (
-            self._faint == QUIET_SILENCE_LEVEL and (level >= SILENCE_LEVEL).any()
-        ):  # the stream is not quiet: its noise is estimated again
+        # the stream is not quiet: its noise is estimated again
+        if self._faint == QUIET_SILENCE_LEVEL and (level >= SILENCE_LEVEL).any():
             self._faint, self._settled = SILENCE_LEVEL, False
             self._levels.clear()
             # what came before is silence now

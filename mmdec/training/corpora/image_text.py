@@ -195,10 +195,11 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
             check_text(text_part, "questions", place)
         pictures = tuple(resolve(name, place) for name in named)
         if resolve_apart is not None:
+            # os.path.exists gives False for an impossible file name
             pictures = tuple(
                 picture if os.path.exists(picture) else resolve_apart(name, place)
                 for picture, name in zip(pictures, named, strict=True)
-            )  # os.path.exists gives False for an impossible file name
+            )
         name = row.get("question_id", row.get("id"))
         name = str(index) if name is None else _check_once(names_seen, str(name), place)
         kinds = ("topic", "category") if turns else ("category", "task")  # MMSpec's task is its `topic`

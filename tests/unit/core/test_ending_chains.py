@@ -66,10 +66,8 @@ def test_a_drafter_that_takes_no_time_is_asked_while_its_drafts_do_not_pay(price
         drafted = plan.nodes if plan.min_expected_accepted < 0.6 else 0  # it expects 0.6 tokens, and is always wrong
         budget.observe(RoundCosts(1, [drafted + 1], drafted, [0], cliff(drafted + 1), price * bool(plan.nodes)))
     assert least <= sum(plan.nodes > 0 for plan in plans) <= most
-    assert {round(plan.min_expected_accepted, 1) for plan in plans[20:]} <= {
-        0.0,
-        0.7,
-    }  # two columns take 1.7 times what one takes
+    # two columns take 1.7 times what one takes
+    assert {round(plan.min_expected_accepted, 1) for plan in plans[20:]} <= {0.0, 0.7}
 
 
 WHISPER_BASE = (13.5, 13.5, 17.8, 18.8, 21.4, 22.2, 23.7, 25.2, 25.6, 25.9, 26.3, 26.6)  # milliseconds, 1 to 12 columns

@@ -14,9 +14,8 @@ from mmdec.daspeech.units import BOS, EOS, UNK
 from mmdec.daspeech.vocoder import Vocoder
 from mmdec.training.corpora.cvss import SPECIALS
 
-PLAIN = DagConfig(
-    d_model=32, ffn=48, heads=4, layers=2, upsample=0.25, max_vertices=64, link_heads=2, link_dim=8
-)  # the paper's options
+# the paper's options
+PLAIN = DagConfig(d_model=32, ffn=48, heads=4, layers=2, upsample=0.25, max_vertices=64, link_heads=2, link_dim=8)
 FULL = dataclasses.replace(PLAIN, positions="sinusoidal", link_prior=True, copy_encoder=True, min_vertices=6)
 UNITS, MEMORY = 12, 24
 FRAMES = torch.tensor([61, 9, 40])

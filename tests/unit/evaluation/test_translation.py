@@ -88,9 +88,8 @@ def test_a_perfect_translator_scores_full_marks(corpus: TinyCorpus) -> None:
     assert good["bleu"]["p"] is None  # the others are tested against it
     assert careless["bleu"]["p"] < 0.05
     assert careless["chrf"]["low"] <= careless["chrf"]["value"] <= careless["chrf"]["high"]
-    assert oracle.calls[:4] == [
-        (oracle.calls[0][0], name) for name in ("good", "careless") * 2
-    ]  # warm-up, then in turn
+    # warm-up, then in turn
+    assert oracle.calls[:4] == [(oracle.calls[0][0], name) for name in ("good", "careless") * 2]
     assert lines[-1] == "translated 4 of 4"
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert report["hardware"] == MACHINE

@@ -132,11 +132,8 @@ def _pad_left(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) 
 LANGUAGE_PLACEHOLDER = -1  # in a prompt: replaced later by the token of the language that the model detects
 # seconds; the windows of a batch are filled with speech of a random length, which is at least this
 MIN_WINDOW_SECONDS = 4.0
-TRAIN_SEED, DEV_SEED, ORDER_SEED = (
-    [1],
-    [2],
-    [3],
-)  # first numbers of seeds: training windows, development windows, order of batches
+# first numbers of seeds: training windows, development windows, order of batches
+TRAIN_SEED, DEV_SEED, ORDER_SEED = [1], [2], [3]
 LABEL_FORMAT = 1  # part of the windows' keys: after a change, stored labels are not found and are decoded again
 
 

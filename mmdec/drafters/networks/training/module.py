@@ -567,9 +567,8 @@ class DraftModule(DrafterModule):
                     max_new_tokens=data.options.max_tokens,
                 )
                 new_tokens = generation.sequences.shape[1] - inputs["input_ids"].shape[1]
-                counts += torch.tensor(
-                    [new_tokens - 1, len(generation.rounds) - 1], device=self.device
-                )  # the pass over the prompt, and the token that it gives, are not counted
+                # the pass over the prompt, and the token that it gives, are not counted
+                counts += torch.tensor([new_tokens - 1, len(generation.rounds) - 1], device=self.device)
         tokens, rounds = self.all_gather(counts).reshape(-1, 2).sum(0).tolist()  # type: ignore[union-attr] # a tensor
         return tokens / max(rounds, 1)
 

@@ -31,11 +31,8 @@ from mmdec.training.corpora.chats import check_listed
 from mmdec.training.corpora.image_text import ask_about
 from mmdec.training.processes import lock_folder
 
-OPTION_ARGUMENTS = {
-    "base": "model",
-    "corpus": "data",
-    "cache_dir": "output",
-}  # a recipe's option -> the command's, for error messages
+# a recipe's option -> the command's, for error messages
+OPTION_ARGUMENTS = {"base": "model", "corpus": "data", "cache_dir": "output"}
 ANSWERING_SHARE = 0.3  # share of the time in which the model answers questions; in the rest the drafter is trained
 HELD_OUT_SHARE = 0.1  # share of the questions that are not trained on; the drafter is evaluated on them
 MOST_HELD_OUT, MOST_STEPS = 64, 100  # maximum held-out questions; maximum training steps between two evaluations

@@ -170,9 +170,8 @@ def test_questions_are_chosen_by_kind(tmp_path: Path) -> None:
     assert len({sample.name for sample in result}) == 12
     assert result == read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=1))
     assert result != read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=2))
-    assert (
-        len(read_samples(corpus, "train", Questions(), Choice(25, None))) == 25
-    )  # more than one of a picture, where needed
+    # more than one of a picture, where needed
+    assert len(read_samples(corpus, "train", Questions(), Choice(25, None))) == 25
     assert len(read_samples(corpus, "train", Questions(), Choice(100, 0.5))) == 30
 
 
