@@ -61,10 +61,10 @@ def doctor(
     conventions are wrong, and ends with the tokens per round for chains and trees of several sizes.
     """
     from mmdec.checks.arguments import check_threads
+    from mmdec.checks.sampling import evenly_spaced
     from mmdec.doctor.answers import built_in_prompts, has_template, load_examined_model, read_doctor_prompts
     from mmdec.doctor.examine import examine
     from mmdec.tasks.threads import with_threads
-    from mmdec.training.corpora.text_files import evenly_spaced
 
     check_threads(threads)
     prompts = None if data is None else read_doctor_prompts(data, limit)

@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from mmdec.bench.prompts import INSTRUCTIONS
+from mmdec.checks.sampling import evenly_spaced
 from mmdec.drafters.networks.draft_network import DraftNetwork, PromptInput
 from mmdec.drafters.networks.drafter import NetworkDrafter
 from mmdec.drafters.networks.layers import KeyValues
@@ -41,7 +42,6 @@ from mmdec.pretrained.vlm import LoadedVlm, is_vision_language_model, load_vlm
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.ropes import max_positions
 from mmdec.training.corpora.chats import SYSTEM_KEY, read_chats
-from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Context, Drafter, Needs
 from mmdec.vision.questions import model_inputs, read_question, render_chat, user_message
 

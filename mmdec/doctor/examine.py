@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mmdec.checks.sampling import evenly_spaced
 from mmdec.doctor import searches
 from mmdec.doctor.answers import (
     DoctorPrompt,
@@ -46,7 +47,6 @@ from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.registry import make_target
-from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Drafter, Needs
 
 MAX_ANSWER_TOKENS = 128  # the most tokens of an answer

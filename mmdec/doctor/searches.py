@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 from transformers import PreTrainedModel
 
+from mmdec.checks.sampling import evenly_spaced
 from mmdec.doctor.answers import NetworkRun, TargetAnswer, right_tokens, root_states, token_surprisals
 from mmdec.doctor.conventions import (
     DEFAULT_ROPE_BASE,
@@ -33,7 +34,6 @@ from mmdec.doctor.conventions import (
     other_layers,
     reconfigure,
 )
-from mmdec.training.corpora.text_files import evenly_spaced
 
 SEARCH_POSITIONS = 1024  # number of tokens of the texts that a search uses
 # bases of rotary positions that are tried: 100 ... 5e8

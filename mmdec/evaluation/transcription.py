@@ -22,6 +22,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from mmdec.checks.sampling import evenly_spaced
 from mmdec.core.budget import DraftSize
 from mmdec.core.timing import Stopwatch, time_passes
 from mmdec.drafters.medusa.checkpoint import HEADS_FILE
@@ -49,7 +50,6 @@ from mmdec.tasks.generate_options import MAX_NEW_TOKENS
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_utterances
-from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.text import Edits, character_edits, rate, ratio, word_edits
 from mmdec.whisper.checkpoint import MEDUSA, LoadedWhisper, load_whisper

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from mmdec.checks.arguments import check_threads
+from mmdec.checks.sampling import evenly_spaced
 from mmdec.core.timing import Stopwatch
 from mmdec.daspeech.options import DEFAULT_TRANSLATOR
 from mmdec.daspeech.translate import load_translator, translate_speech
@@ -29,7 +30,7 @@ from mmdec.io.audio import SAMPLE_RATE, load_audio, resample
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.cvss import corpus_lexicon, read_pairs
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.training.corpora.text_files import check_limit, evenly_spaced, references_of
+from mmdec.training.corpora.text_files import check_limit, references_of
 from mmdec.training.metrics import text as metrics
 
 # the strategies that are scored by default

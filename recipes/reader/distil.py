@@ -17,11 +17,12 @@ import torch
 
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import write_atomically
+from mmdec.checks.sampling import evenly_spaced
 from mmdec.daspeech.piece_reader import PiecesToUnits, unit_limits
 from mmdec.daspeech.training.reader.module import load_module
 from mmdec.errors import exit_on_error
 from mmdec.phonetics.pieces import PieceTokenizer, normalise_for_speech
-from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs
+from mmdec.training.corpora.text_files import TextPair, read_text_pairs
 
 SHOW = 3200  # number of sentences between two lines of progress
 BATCH, LARGE_BATCH = 32, 1024  # number of sentences that are translated together: on a CPU, on other devices

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from mmdec.checks.files import quote_path
+from mmdec.checks.sampling import evenly_spaced
 from mmdec.errors import InputError
 from mmdec.io.suffixes import PICTURE_SUFFIXES
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import Conversation, malformed_row_error, read_conversations
-from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, read_table
+from mmdec.training.corpora.text_files import check_text, json_lines, read_json, read_table
 
 MAX_IMAGES = 64  # the most pictures of one question in a .jsonl list; more are an error
 COLUMNS = ["file", "task", "question", "answer"]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mmdec.checks.files import open_regular, printable, quote_path
 from mmdec.errors import InputError
@@ -137,9 +137,6 @@ def _short(error: Exception) -> str:
     return printable(str(error))[:120] or type(error).__name__
 
 
-T = TypeVar("T")
-
-
 def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the columns of each line of a tab-separated table.
 
@@ -161,16 +158,6 @@ def check_limit(limit: int | None) -> None:
     """Raise InputError if `limit`, a number of rows to take, is below 1. None is accepted and means all rows."""
     if limit is not None and limit < 1:
         raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for all rows.")
-
-
-def evenly_spaced(rows: Sequence[T], limit: int | None) -> list[T]:
-    """Take `limit` rows at equal distances, in their order.
-
-    Take all rows if there are not more, or if `limit` is None.
-    """
-    if limit is None or limit >= len(rows):
-        return list(rows)
-    return [rows[number * len(rows) // limit] for number in range(limit)]
 
 
 HELD_OUT_SPLITS = ("dev", "test")

@@ -17,11 +17,12 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
+from mmdec.checks.sampling import evenly_spaced
 from mmdec.daspeech.training.reader.confusions import Confusions
 from mmdec.daspeech.units import BOS, EOS, PAD
 from mmdec.errors import InputError
 from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer, normalise_for_speech
-from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs, read_training_pairs
+from mmdec.training.corpora.text_files import TextPair, read_text_pairs, read_training_pairs
 from mmdec.training.optim import batches_by_size, rows_of
 
 

@@ -9,7 +9,6 @@ import pytest
 from mmdec.errors import InputError
 from mmdec.training.corpora.image_text import ask_about
 from mmdec.training.corpora.librispeech import read_recordings
-from mmdec.training.corpora.text_files import evenly_spaced
 
 
 def test_transcripts_lie_beside_recordings(tmp_path: Path) -> None:
@@ -45,12 +44,3 @@ def test_one_question_about_each_picture(tmp_path: Path) -> None:
     for path, question in ((tmp_path / "empty", "x"), (tmp_path / "none", "x"), (tmp_path, " ")):
         with pytest.raises(InputError, match="must be"):
             ask_about(path, question)
-
-
-def test_a_sample_is_evenly_spaced_and_in_order():
-    assert evenly_spaced(range(10), 4) == [0, 2, 5, 7]
-    assert evenly_spaced(range(10), 0) == []
-
-
-def test_evenly_spaced_gives_all_rows_if_there_are_too_few():
-    assert evenly_spaced(range(3), None) == evenly_spaced(range(3), 3) == evenly_spaced(range(3), 9) == [0, 1, 2]
