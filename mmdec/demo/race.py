@@ -36,8 +36,8 @@ MAX_TURNS = 5  # the most timed runs of each way of decoding
 MIN_TURNS = 3  # timed runs of each way, however long they take
 ENOUGH_SECONDS = 15.0  # seconds after which no further turn begins once there were MIN_TURNS
 BARS = 60  # the most passes that a bar chart shows
-BAR, HIGH, LABEL = 20, 36, 14  # pixels of a bar chart: width per pass, height of the highest bar, height of its labels
-LABEL_INTERVAL = 5  # of more than twice as many passes, only every fifth has its number below its bar
+BAR_WIDTH, MAX_BAR_HEIGHT, LABEL_HEIGHT = 20, 36, 14  # in pixels, of a bar chart
+LABEL_INTERVAL = 5  # of more than twice as many passes, only the first and every fifth have their number below the bar
 
 
 @dataclass(frozen=True)
@@ -311,20 +311,20 @@ def steps_svg(steps: Sequence[Step], unit: str) -> str:
     if len(steps) < 2:
         return ""
     counts = [step.count for step in steps][:BARS]
-    top, bottom = max(1, *counts), LABEL + HIGH
+    top, bottom = max(1, *counts), LABEL_HEIGHT + MAX_BAR_HEIGHT
     bars = []
     for index, count in enumerate(counts):
-        high, middle, number = HIGH * count / top, (index + 0.5) * BAR, index + 1
+        high, middle, number = MAX_BAR_HEIGHT * count / top, (index + 0.5) * BAR_WIDTH, index + 1
         bars.append(
-            f'<rect class="mm-c{index % 6}" x="{index * BAR + 2}" y="{bottom - high:.1f}" '
-            f'width="{BAR - 4}" height="{max(1.0, high):.1f}" rx="1">'
+            f'<rect class="mm-c{index % 6}" x="{index * BAR_WIDTH + 2}" y="{bottom - high:.1f}" '
+            f'width="{BAR_WIDTH - 4}" height="{max(1.0, high):.1f}" rx="1">'
             f"<title>pass {number}: {count} {escape(unit[:-1] if count == 1 else unit)}</title></rect>"
             f'<text x="{middle:g}" y="{bottom - high - 3:.1f}">{count}</text>'
         )
         if len(counts) <= 2 * LABEL_INTERVAL or number == 1 or number % LABEL_INTERVAL == 0:
-            bars.append(f'<text class="mm-tick" x="{middle:g}" y="{bottom + LABEL - 2}">{number}</text>')
+            bars.append(f'<text class="mm-tick" x="{middle:g}" y="{bottom + LABEL_HEIGHT - 2}">{number}</text>')
     label = f"{unit} settled in each of {len(steps)} passes: {', '.join(map(str, counts[:40]))}"
-    width, height = BAR * len(counts), bottom + LABEL
+    width, height = BAR_WIDTH * len(counts), bottom + LABEL_HEIGHT
     return (
         f'<svg class="mm-steps" role="img" aria-label="{escape(label)}" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}">{"".join(bars)}</svg>'
