@@ -135,7 +135,7 @@ def test_sampling_at_batch_one_is_the_models_own(name: str, attention: str) -> N
 
 @pytest.mark.parametrize("name", SIMPLE)
 @pytest.mark.parametrize("batch", slow_but((1, 3, 8), (3,)))
-def test_keyed_sampling_knows_no_drafter(name: str, batch: int) -> None:
+def test_keyed_sampling_does_not_depend_on_the_drafter(name: str, batch: int) -> None:
     network = MODELS["qwen2"]
     inputs = prompts(batch, 3)
     options: dict[str, Any] = {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 IMPOSSIBLE = float("-inf")
+BOS, EOS = 0, 2
 
 
 def naive_marginal(match: Tensor, links: Tensor) -> Tensor:
@@ -44,6 +45,39 @@ def enumerated_paths(match: Tensor, links: Tensor) -> list[tuple[tuple[int, ...]
     """List every path with its score, without those of score -inf."""
     scored = [(path, path_score(path, match, links).item()) for path in all_paths(*match.shape)]
     return [(path, score) for path, score in scored if score > IMPOSSIBLE]
+
+
+def best_tokens(emissions: Tensor) -> tuple[list[int], list[float]]:
+    """Return each vertex's token and its log-probability, one vertex at a time."""
+    tokens = [int(row.argmax()) for row in emissions]
+    tokens[-1] = EOS
+    tokens[0] = BOS
+    return tokens, [emissions[j, token].item() for j, token in enumerate(tokens)]
+
+
+def greedy_path(links: Tensor, gains: list[float], weight: float) -> tuple[int, ...]:
+    """Return the path that always takes the jump of the highest score: its own and `weight` times its vertex's gain."""
+    size, path = len(links), [0]
+    while path[-1] < size - 1:
+        after = [(links[path[-1], j].item() + weight * gains[j], j) for j in range(path[-1] + 1, size)]
+        top, vertex = max(after)
+        path.append(vertex if top > IMPOSSIBLE else size - 1)
+    return tuple(path)
+
+
+def viterbi_path(links: Tensor, gains: list[float], penalty: float) -> tuple[int, ...]:
+    """Return the path of the highest sum of links and gains, divided by the `penalty`-th power of its length."""
+    jumps, last = links.tolist(), len(links) - 1
+    paths, ended = {0: (gains[0], (0,))}, []  # end -> score and best path, of one length after another
+    while paths:
+        if last in paths:
+            score, path = paths[last]
+            ended.append((score / len(path) ** penalty, path))
+        paths = {
+            j: max((score + jumps[i][j] + gains[j], (*path, j)) for i, (score, path) in paths.items() if i < j)
+            for j in range(min(paths) + 1, last + 1)
+        }
+    return max(ended)[1]
 
 
 INF = torch.inf

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +21,70 @@ from mmdec.checks.weights import PICKLE_SUFFIXES
 from mmdec.daspeech import checkpoint
 from mmdec.daspeech.options import DASPEECH_KIND, DEFAULT_TRANSLATOR, STRATEGIES
 from mmdec.daspeech.passes import Pass
-from mmdec.daspeech.translator import STAGES
+from mmdec.daspeech.translator import RERANKED_TEXTS, STAGES, SpeechTranslator
+from mmdec.daspeech.units import BOS, EOS, NUM_SPECIAL_UNITS, PAD
 from mmdec.hub.find import HUB_FILES, shipped_names
 from tests.conftest import RATE, buzz
 from tests.support.grid import slow_but
+from tests.support.naive_dag import best_tokens, greedy_path, viterbi_path
 
 
 def same(a: mmdec.Translation, b: mmdec.Translation) -> bool:
     return a.text == b.text and a.units == b.units and np.array_equal(a.audio, b.audio)
+
+
+def naive_units(translator: SpeechTranslator, samples: torch.Tensor, strategy: str) -> list[int]:
+    """Return the ids that a strategy chooses, one step after another.
+
+    Only the beam search is the library's, which its own tests compare with all texts.
+    """
+    model, decoding = translator.model, translator.decoding
+    source = translator.layout.source(translator.layout.features([samples]))
+
+    def logprobs(units: list[int]) -> torch.Tensor:
+        tokens = torch.tensor([[BOS, *units]])
+        return model.autoregressive(tokens, source.states, source.lengths)[0].log_softmax(-1)
+
+    if strategy in ("autoregressive", "verified"):
+        units = list[int]()
+        while len(units) < source.limits[0] and (best := int(logprobs(units)[-1].argmax())) not in (EOS, PAD):
+            units.append(best)
+        return units
+    lattice = model.lattice(source.states, source.lengths, source.sizes)
+    if strategy in ("beam", "reranked"):
+        paths = lattice.beam(model.english_ngram, decoding.collapse, RERANKED_TEXTS if strategy == "reranked" else 1)
+        assert paths.beams is not None
+        texts = [[token for token in row if token >= NUM_SPECIAL_UNITS] for row in paths.tokens.tolist()]
+        if strategy == "beam":
+            return texts[0]
+        worth = [
+            score + float(logprobs(text).gather(1, torch.tensor([*text, EOS])[:, None]).sum())
+            for text, score in zip(texts, paths.beams.tolist(), strict=True)
+        ]
+        return texts[worth.index(max(worth))]
+    tokens, gains = best_tokens(lattice.emissions[0])
+    if strategy in ("greedy", "lookahead"):
+        path = greedy_path(lattice.links[0], gains, decoding.lookahead_weight if strategy == "lookahead" else 0.0)
+    else:
+        gains = gains if strategy == "joint-viterbi" else [0.0] * len(gains)
+        path = viterbi_path(lattice.links[0], gains, decoding.length_penalty)
+    units = [tokens[vertex] for vertex in path]
+    if decoding.collapse:
+        units = [unit for unit, _ in groupby(units)]
+    return [unit for unit in units if unit >= NUM_SPECIAL_UNITS]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_gives_the_units_of_a_naive_decoder(any_model: Path, strategy: str) -> None:
+    translator = mmdec.load(any_model, "cpu")
+    assert isinstance(translator, SpeechTranslator)
+    for seconds in (0.5, 1.1):
+        sound = buzz(seconds, 3)
+        out = mmdec.translate_speech(sound, sample_rate=RATE, model=translator, strategy=strategy)
+        with torch.inference_mode():
+            expected = naive_units(translator, torch.from_numpy(sound), strategy)
+        assert out.units == [translator.units[unit] for unit in expected]
+        assert len(expected) > 1
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mmdec.errors import InputError
 from mmdec.kernels.dag_decode import LatticePath, LatticeStrategy, decode_lattice
 from tests.support.grid import WHOLE
-from tests.support.naive_dag import all_paths
+from tests.support.naive_dag import all_paths, best_tokens, greedy_path
 
 STRATEGIES: list[LatticeStrategy] = ["greedy", "lookahead", "viterbi", "joint-viterbi"]
 BOS, EOS = 0, 2
@@ -36,14 +36,6 @@ def random_lattice(
     return emissions, links, torch.tensor(lengths)
 
 
-def best_tokens(emissions: Tensor) -> tuple[list[int], list[float]]:
-    """Return each vertex's token and its log-probability, one vertex at a time."""
-    tokens = [int(row.argmax()) for row in emissions]
-    tokens[-1] = EOS
-    tokens[0] = BOS
-    return tokens, [emissions[j, token].item() for j, token in enumerate(tokens)]
-
-
 def link_score(path: tuple[int, ...], links: Tensor) -> float:
     return sum(links[i, j].item() for i, j in pairwise(path))
 
@@ -55,13 +47,7 @@ def brute_force(
     size = len(links)
     gains = best_tokens(emissions)[1]
     if strategy in ("greedy", "lookahead"):
-        factor = weight if strategy == "lookahead" else 0.0
-        path = [0]
-        while path[-1] < size - 1:
-            after = [(links[path[-1], j].item() + factor * gains[j], j) for j in range(path[-1] + 1, size)]
-            top, vertex = max(after)
-            path.append(vertex if top > -inf else size - 1)
-        return tuple(path)
+        return greedy_path(links, gains, weight if strategy == "lookahead" else 0.0)
     scored = []
     for path in (path for t in range(1, longest + 1) for path in all_paths(t, size)):
         emitted = sum(gains[j] for j in path) if strategy == "joint-viterbi" else 0.0
