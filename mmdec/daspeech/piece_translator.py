@@ -74,14 +74,16 @@ class PieceTranslatorConfig:
     best: int = 8
 
     def __post_init__(self) -> None:
-        for name, one, other in (
+        for name, value, expected in (
             ("d_states", self.head.d_states, self.encoder.d_model),
             ("pieces", self.reader.pieces, self.head.pieces),
             ("reader.d_states", self.reader.d_states, self.reader.d_states and self.encoder.d_model),
             ("best", self.best, min(max(self.best, 1), self.head.pieces)),
         ):
-            if one != other:
-                raise InputError(f"`{name}` must fit the network before it, {other}, but is {one}. Export them again.")
+            if value != expected:
+                raise InputError(
+                    f"`{name}` must fit the network before it, {expected}, but is {value}. Export them again."
+                )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -171,7 +171,7 @@ def fit(examples: list[tuple[Mapping[str, float], float, str]]) -> Calibration:
     """Fit a logistic regression to outputs that are right in part."""
     names = sorted({name for evidence, _, _ in examples for name in evidence})
     speech = [evidence for evidence, _, kind in examples if kind == "speech"]
-    typical = {name: float(np.mean([one[name] for one in speech if name in one])) for name in names}
+    typical = {name: float(np.mean([evidence[name] for evidence in speech if name in evidence])) for name in names}
     rows = np.array([[evidence.get(name, typical[name]) for name in names] for evidence, _, _ in examples])
     right = np.array([value for _, value, _ in examples])
     scaler, curve = StandardScaler(), LogisticRegression(C=10.0, max_iter=1000)

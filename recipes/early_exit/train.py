@@ -97,7 +97,7 @@ def measure(model: Any, tokens: int) -> None:
         seconds = time.process_time() - began
         name = "none" if choice is None else f"early exit, layers {drafter.layers}"
         print(f"  {name}: {tokens * len(prompts) / rounds:.2f} tokens per round, {seconds:.1f} s", flush=True)
-    if any(one != texts[0] for one in texts):
+    if any(text != texts[0] for text in texts):
         raise SystemExit("error: the texts differ")
 
 

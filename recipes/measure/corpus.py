@@ -174,7 +174,7 @@ def row(name: str, runs: Sequence[Measurement], plain: Sequence[Measurement], eq
     rounds, tokens = sum(run.rounds for run in runs), sum(len(run.tokens[0]) for run in runs)
     low, _, high = quartiles([run.tokens_per_round for run in runs])
     rate = sum(run.drafted_tokens for run in runs) / rounds
-    faster = quartiles([one.cpu_seconds / run.cpu_seconds for run, one in zip(runs, plain, strict=True)])
+    faster = quartiles([baseline.cpu_seconds / run.cpu_seconds for run, baseline in zip(runs, plain, strict=True)])
     share = sum(run.drafter for run in runs) / sum(run.total for run in runs)
     cells = [name, f"{sum(equal)} of {len(equal)}", f"{rate:.2f} ({low:.2f}-{high:.2f})", f"{share:.0%}"]
     cells += [f"{1e3 * sum(run.cpu_seconds for run in runs) / tokens:.0f}"]

@@ -75,7 +75,12 @@ def count(model: Any, prompts: list[Tensor], drafter: Drafter, seed: int, option
         made = mmdec.generate(model, prompt, drafter, seed=seed + at, rule="residual", **options)
         rounds = made.rounds[1:]
         parts = (round_.tokens[0] for round_ in rounds), (round_.drafted for round_ in rounds)
-        found = sum(map(len, parts[0])), len(rounds), sum(map(sum, parts[1])), sum(sum(one.accepted) for one in rounds)
+        found = (
+            sum(map(len, parts[0])),
+            len(rounds),
+            sum(map(sum, parts[1])),
+            sum(sum(round_.accepted) for round_ in rounds),
+        )
         totals = [total + new for total, new in zip(totals, found, strict=True)]
     return totals
 

@@ -43,7 +43,7 @@ def parted(name: str, drafters: Sequence[tuple[str, Any]], decode: Decode) -> li
         for size in SIZES[drafter]:
             options = {} if size is None else {"num_speculative_tokens": size}
             drafted = decode(source, **options)
-            differ = sum(one != other for one, other in zip(drafted, plain, strict=True))
+            differ = sum(text != plain_text for text, plain_text in zip(drafted, plain, strict=True))
             print(f"{name} | {drafter} {size or 'budget'} | {differ} of {len(plain)} texts differ", flush=True)
     return plain
 
@@ -87,7 +87,7 @@ def measure_text(options: argparse.Namespace) -> None:
 
         plain = parted(f"{rows} rows", [(name, name) for name in ("lookup", "recycling")], decode)
         stock = [row[-options.new :].tolist() for batch in batches for row in model.generate(**batch, **named)]
-        differ = sum(one != other for one, other in zip(stock, plain, strict=True))
+        differ = sum(text != plain_text for text, plain_text in zip(stock, plain, strict=True))
         print(f"{rows} rows | stock generate | {differ} of {count} texts differ", flush=True)
     once = inputs([4])
     cost(lambda: mmdec.generate(model, once, None, **named), options.pairs)

@@ -119,8 +119,8 @@ def main(arguments: list[str] | None = None) -> None:
     texts: list[TargetFeatures] = []
     for begin in range(0, len(trained), ANSWER_BATCH):
         part = trained[begin : begin + ANSWER_BATCH]
-        answers = [(one, answer) for one, answer in zip(part, teacher.answer(part, options.tokens), strict=True)]
-        answers = [(one, answer) for one, answer in answers if len(answer) > 1]
+        answers = [(sample, answer) for sample, answer in zip(part, teacher.answer(part, options.tokens), strict=True)]
+        answers = [(sample, answer) for sample, answer in answers if len(answer) > 1]
         needs = HeadsModule().training_needs(Heads.config_class.like(teacher.config))
         texts += teacher.compute_features(*map(list, zip(*answers, strict=True)), needs)  # type: ignore[arg-type]
     print(json.dumps({"answers": len(texts), "tokens": sum(len(text.answer) for text in texts)}), flush=True)

@@ -85,7 +85,7 @@ def main() -> None:
     decoding = {"model": model, "num_speculative_tokens": options.nodes}
     folder = options.folder or options.manifest.parent
     lines = [json.loads(line) for line in options.manifest.read_text(encoding="utf-8").splitlines()]
-    entries = [one for one in lines if one.get("text") and re.search(options.files, one["file"])]
+    entries = [entry for entry in lines if entry.get("text") and re.search(options.files, entry["file"])]
     totals = defaultdict[str, Total](Total)
     for number, entry in enumerate(entries):
         path = folder / entry["file"]

@@ -70,7 +70,7 @@ def windows(heard: Heard) -> list[tuple[StreamUpdate, list[tuple[float, StreamUp
     """Return for each window of a live transcription its final update, and all its updates in order, as (time,
     update)."""
     finals = [update for _, update in heard.shown if update.final]
-    return [(last, [(at, one) for at, one in heard.shown if one.start == last.start]) for last in finals]
+    return [(last, [(at, update) for at, update in heard.shown if update.start == last.start]) for last in finals]
 
 
 def delays(final: StreamUpdate, shown: Sequence[tuple[float, StreamUpdate]]) -> list[float]:

@@ -221,7 +221,7 @@ def first_text(options: argparse.Namespace) -> Iterator[Row]:
                     for _ in running:
                         begun.acquire()
                     run = timed(arrive)
-                    if any(one.done() for one in running):
+                    if any(answer.done() for answer in running):
                         raise RuntimeError("an answer ended before the other request had its first text.")
                 finally:
                     stop.set()
@@ -267,7 +267,7 @@ def folder(options: argparse.Namespace) -> Iterator[Row]:
         return [mmdec.transcribe(sound, **call).text for sound in sounds]
 
     def together(count: int | None = None) -> list[str]:
-        return [one.text for one in mmdec.transcribe(sounds[:count], **call)]
+        return [transcript.text for transcript in mmdec.transcribe(sounds[:count], **call)]
 
     yield Row(
         f"{len(sounds)} recordings, {sum(map(len, sounds)) // SAMPLE_RATE} s in all",

@@ -165,7 +165,7 @@ class Measurement:
         self.codebook = tensors.pop("codebook")
         self.held = json.loads((output / "held.json").read_text(encoding="utf-8"))
         self.frames = [tensors[f"frames {at}"] for at in range(len(self.held))]
-        self.prompts = [self.tokenizer(one["prompt"], return_tensors="pt") for one in self.held]
+        self.prompts = [self.tokenizer(sample["prompt"], return_tensors="pt") for sample in self.held]
         self.distances = torch.cdist(self.codebook, self.codebook)
 
     def groups(self, members: float) -> mmdec.TokenGroups:
@@ -215,7 +215,9 @@ class Measurement:
 
 def changed(said: Mapping[str, Any], plain: Mapping[str, Any]) -> float:
     """Return the edits between two ways to say the digits, as a share of the codes."""
-    edits = sum(edit_distance(one, other) for one, other in zip(said["codes"], plain["codes"], strict=True))
+    edits = sum(
+        edit_distance(codes, plain_codes) for codes, plain_codes in zip(said["codes"], plain["codes"], strict=True)
+    )
     return edits / sum(map(len, plain["codes"]))
 
 

@@ -39,8 +39,8 @@ def result_text(page: Any, tab: str) -> str:
 
 def lanes(page: Any, tab: str) -> dict[str, str]:
     """Return the text of each lane, by its name."""
-    every = page.locator(f"#mm-{tab}-results .mm-lane").all()
-    return {one.locator("h4").inner_text(): one.locator(".mm-pieces").inner_text() for one in every}
+    found = page.locator(f"#mm-{tab}-results .mm-lane").all()
+    return {lane.locator("h4").inner_text(): lane.locator(".mm-pieces").inner_text() for lane in found}
 
 
 def assert_only_gains_are_green(page: Any, tab: str, count: int) -> list[str]:

@@ -138,8 +138,8 @@ def options_of(rng: random.Random, vocabulary: int = PROBE_VOCABULARY) -> dict[s
         {"exponential_decay_length_penalty": (rng.randint(1, 6), rng.uniform(1.0, 1.5))},
         {"forced_eos_token_id": rng.randrange(2, vocabulary)},
     ]
-    for one in rng.sample(some, rng.choice((0, 0, 1, 2))):
-        result |= one
+    for option in rng.sample(some, rng.choice((0, 0, 1, 2))):
+        result |= option
     if result["do_sample"]:
         result["temperature"] = rng.uniform(0.3, 2.0)
         result |= rng.choice(({}, {"top_k": rng.randint(2, 20)}, {"top_p": rng.uniform(0.2, 1.0)}, {"min_p": 0.1}))
@@ -200,8 +200,8 @@ def _run(
     else:
         rows: list[list[int]] = [[] for _ in shown]
         passed = list(mmdec.stream(model, inputs, drafter, **speculation, **given))
-        for one in passed:
-            for row, tokens in zip(one.rows, one.tokens, strict=True):
+        for round_ in passed:
+            for row, tokens in zip(round_.rows, round_.tokens, strict=True):
                 rows[row] += tokens
         longest = max(map(len, rows))
         spoken = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])

@@ -236,7 +236,7 @@ def asks(rng: random.Random, report: Report, case: str) -> None:
     prompt = rng.choice(("What is this?", "?", "a" * rng.randint(1, 60), "Où est l’étoile \U0001f31f?\n\n"))
     content = [*[{"type": "image"}] * len(shown), {"type": "text", "text": prompt}]
     options = _spoken_options(rng)
-    case += f" {type(vlm.model).__name__} {[one.shape for one in shown]} {prompt!r} {options}"
+    case += f" {type(vlm.model).__name__} {[picture.shape for picture in shown]} {prompt!r} {options}"
 
     def stock() -> list[int]:
         text = vlm.processor.apply_chat_template(

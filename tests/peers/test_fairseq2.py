@@ -47,8 +47,8 @@ def check_equal(model: torch.nn.ModuleDict, ours: SpeechEncoder) -> None:
     features = [torch.randn(frames, 80, generator=draw) for frames in FRAMES]
     batch = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
     states, lengths, _ = ours.eval()(batch, torch.tensor(FRAMES))
-    for row, one in enumerate(features):
-        expected = encoded(model, one)
+    for row, recording in enumerate(features):
+        expected = encoded(model, recording)
         assert len(expected) == int(lengths[row])
         torch.testing.assert_close(states[row, : len(expected)], expected, rtol=0, atol=1e-5)
 

@@ -101,7 +101,7 @@ def test_recordings_are_chosen_and_joined(corpus: Path, tmp_path: Path) -> None:
     assert len(both["input_features"]) == 4
     mark = load_audio_lm(base).model.config.audio_token_id
     assert [int((row == mark).sum()) for row in both["input_ids"]] == [
-        int((one["input_ids"] == mark).sum()) for one in single
+        int((prompt["input_ids"] == mark).sum()) for prompt in single
     ]
     inputs = {"input_ids": torch.ones(1, 4, dtype=torch.long), "feature_attention_mask": torch.ones(1, 4)}
     assert append(inputs, [1, 2])["feature_attention_mask"].shape == (1, 4)

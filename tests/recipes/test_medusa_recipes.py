@@ -219,8 +219,8 @@ def test_training_continues_from_saved_heads(base: Path, corpus: Path):
     cli = main(options("whisper-tiny.en", base, corpus, "--trainer.max_epochs=1", *more))
     assert isinstance(cli.model, MedusaModule)
     old, new = load_heads("first", cli.model.base).heads, cli.model.heads
-    for one, other in zip(old.heads, new.heads, strict=False):
-        assert torch.equal(one.linear.weight, other.linear.weight)
+    for old_head, new_head in zip(old.heads, new.heads, strict=False):
+        assert torch.equal(old_head.linear.weight, new_head.linear.weight)
     assert not new.heads[3].linear.weight.any()
 
 

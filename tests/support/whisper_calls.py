@@ -177,8 +177,8 @@ def assert_same(result: Any, expected: Any) -> None:
                 assert_same(result[name], expected[name])
     elif isinstance(expected, list | tuple):
         assert len(result) == len(expected)
-        for one, other in zip(result, expected, strict=True):
-            assert_same(one, other)
+        for part, expected_part in zip(result, expected, strict=True):
+            assert_same(part, expected_part)
     else:
         assert result == expected
 

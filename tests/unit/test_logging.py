@@ -53,7 +53,7 @@ def test_importing_shows_nothing_and_adds_no_handler() -> None:
     code = (
         "import logging, mmdec\n"
         "assert logging.getLogger().handlers == []\n"
-        "assert [type(one).__name__ for one in logging.getLogger('mmdec').handlers] == ['NullHandler']\n"
+        "assert [type(handler).__name__ for handler in logging.getLogger('mmdec').handlers] == ['NullHandler']\n"
         "logging.getLogger('mmdec.hub').error('nobody asked')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -47,7 +47,9 @@ def test_text_to_stdout(call, model: Path, recordings: list[Path]) -> None:
     assert single.exit_code == 0, single.output
     assert single.stdout == expected[0].text + "\n"
     several = call(*recordings, "--batch-size", 2)
-    assert several.stdout == "".join(f"{path}:\n  {one.text}\n" for path, one in zip(recordings, expected, strict=True))
+    assert several.stdout == "".join(
+        f"{path}:\n  {transcript.text}\n" for path, transcript in zip(recordings, expected, strict=True)
+    )
     timed = call(recordings[1], "-t", "segment").stdout.splitlines()
     assert timed[0].startswith("[00:00:0")
     assert " --> " in timed[0]

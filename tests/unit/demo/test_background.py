@@ -152,7 +152,7 @@ def test_a_stopped_request_that_waits_never_begins() -> None:
         began.set()
 
     holders = [updates(holds) for _ in range(MAX_DECODERS)]
-    threads = [threading.Thread(target=lambda one=one: list(one)) for one in holders]
+    threads = [threading.Thread(target=lambda holder=holder: list(holder)) for holder in holders]
     for thread in threads:
         thread.start()
     for _ in range(MAX_DECODERS):

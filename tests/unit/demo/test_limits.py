@@ -59,7 +59,7 @@ def ask(
         "server": (arrived, 7860),
     }
     asyncio.run(RequestGuard(app, host, lambda: names, total)(scope, receive, send))
-    return sent[0].get("status", sent[0].get("code")), b"".join(one.get("body", b"") for one in sent).decode()
+    return sent[0].get("status", sent[0].get("code")), b"".join(message.get("body", b"") for message in sent).decode()
 
 
 @pytest.mark.parametrize(

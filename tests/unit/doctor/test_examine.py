@@ -62,7 +62,7 @@ def texts() -> list[TargetAnswer]:
     own = TextTarget(target())
     needs = Needs(layers=(-1, *range(own.layers)), embeds=True)
     asked = [DoctorPrompt(text) for text in prompt_texts(24)]
-    made = [answer_prompt(own, make_inputs(loaded(), one, False), None, 48, needs) for one in asked]
+    made = [answer_prompt(own, make_inputs(loaded(), prompt, False), None, 48, needs) for prompt in asked]
     return [text for text in made if text is not None]
 
 

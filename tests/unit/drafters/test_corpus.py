@@ -52,7 +52,7 @@ def paths(draft: Any, row: int = 0) -> list[list[int]]:
 def test_matches_are_those_of_a_naive_search(texts: list[list[int]], text: list[int]) -> None:
     index = TokenIndex.from_texts(texts)
     flat = index.tokens.tolist()
-    assert flat == [token for one in texts for token in (*one, -1)]
+    assert flat == [token for text in texts for token in (*text, -1)]
     assert sorted(index.places.tolist()) == list(range(len(flat)))
     matches = index.matches(text)
     sizes = [n for n in range(1, min(MAX_MATCH, len(text)) + 1) if _places(flat, text[-n:])]

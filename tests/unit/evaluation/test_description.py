@@ -166,8 +166,8 @@ def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
     assert ours.texts == theirs.texts
     assert theirs.passes == max(map(len, theirs.tokens))
     assert ours.passes <= theirs.passes
-    for one in (ours, theirs):
-        assert min(one.features, one.encoder, one.decoder) > 0
+    for report in (ours, theirs):
+        assert min(report.features, report.encoder, report.decoder) > 0
 
 
 def test_wrong_arguments_are_refused_by_name(vlm: LoadedVlm, questions_file: Path, tmp_path: Path) -> None:

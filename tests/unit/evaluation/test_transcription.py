@@ -136,7 +136,7 @@ def test_the_verbs_print_and_write_json(corpus: Path, whisper: LoadedWhisper, mo
     call = ["eval", "asr", "--split", "own", "--corpus", corpus, "--model", model]
     call += ["--max-new-tokens", "12", "--threads", "1", "--plan", "4x2", "--limit", "1", "--json"]
     done = [CliRunner().invoke(cli.app, [str(part) for part in (*call, to)]) for to in ("-", tmp_path / "e.json")]
-    assert [one.exit_code for one in done] == [0, 0], done[0].output
+    assert [result.exit_code for result in done] == [0, 0], done[0].output
     printed, written = json.loads(done[0].stdout), json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
     assert (printed.keys(), printed["wer"]) == (written.keys(), written["wer"])
     assert "word error rate" in done[1].stdout

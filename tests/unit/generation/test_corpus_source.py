@@ -56,7 +56,7 @@ def test_texts_and_files_give_the_same_index(loaded: LoadedLanguageModel, folder
     file.write_text(TEXT, encoding="utf-8")
     path, tokens = write_index([file], folder, tmp_path / "texts.safetensors")
     made = [index_of(mmdec.corpus(source), loaded) for source in ([TEXT], [file], path, str(path))]
-    assert [one.tokens.tolist() for one in made] == [made[0].tokens.tolist()] * 4
+    assert [index.tokens.tolist() for index in made] == [made[0].tokens.tolist()] * 4
     assert len(made[0]) == tokens
     assert made[0].tokens.tolist()[:-1] == loaded.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
 

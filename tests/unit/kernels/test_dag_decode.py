@@ -137,8 +137,8 @@ def test_a_search_ignoring_emissions_is_caught() -> None:
     """Negative control: greedy and Viterbi paths differ from lookahead and Joint-Viterbi ones somewhere."""
     emissions, links, lengths = random_lattice([8] * 20)
     greedy, lookahead, viterbi, joint = (decode_lattice(emissions, links, lengths, name) for name in STRATEGIES)
-    for one, other in ((greedy, lookahead), (viterbi, joint), (greedy, viterbi)):
-        assert one.vertices.shape != other.vertices.shape or not torch.equal(one.vertices, other.vertices)
+    for first, second in ((greedy, lookahead), (viterbi, joint), (greedy, viterbi)):
+        assert first.vertices.shape != second.vertices.shape or not torch.equal(first.vertices, second.vertices)
     # The search that maximises the score of the whole path is never beaten at it.
     free = decode_lattice(emissions, links, lengths, "joint-viterbi", length_penalty=0.0)
     for path in (greedy, lookahead, viterbi, joint):

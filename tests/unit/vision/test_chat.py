@@ -93,8 +93,8 @@ def test_the_callers_end_token_ends_an_answer(loaded: tuple[Any, Any]) -> None:
 def test_a_turn_that_is_broken_off_leaves_the_dialogue_as_it_was(loaded: tuple[Any, Any]) -> None:
     model, processor = loaded
     wanted, chat = (mmdec.Chat(model=model, processor=processor, drafter="recycling") for _ in range(2))
-    for one in (wanted, chat):
-        one.ask(*TURNS[0])
+    for dialogue in (wanted, chat):
+        dialogue.ask(*TURNS[0])
     expected = wanted.ask(*TURNS[1])
     before = chat.tokens, chat.messages
 

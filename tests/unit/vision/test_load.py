@@ -131,7 +131,7 @@ def test_compressor_choices_are_reported(folder: Path) -> None:
     images: list[Any] = [pixels(0), (), (pixels(1), pixels(2))]
     call: dict[str, Any] = {"model": vlm, "drafter": "specvlm", "num_speculative_tokens": (4, 2)}
     result = mmdec.describe(images, QUESTION, **call)
-    assert [len(one.visual_weights or ()) for one in result] == [4, 0, 8]  # visual tokens
+    assert [len(answer.visual_weights or ()) for answer in result] == [4, 0, 8]  # visual tokens
     assert result[0].compressor
     assert all(0 <= share <= 1 for share in result[0].visual_weights or ())
     assert json.loads(json.dumps(result[0].to_dict()))["visual_weights"] == result[0].visual_weights

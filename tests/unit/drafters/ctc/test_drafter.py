@@ -176,7 +176,7 @@ def test_a_refused_task_gets_no_drafts_and_no_row_is_heard_twice(monkeypatch: py
     monkeypatch.setattr(
         CtcDrafter,
         "_listen",
-        lambda self, states, read: [heard.append((self, one)) or np.zeros((3, 9)) for one in read],
+        lambda self, states, read: [heard.append((self, window)) or np.zeros((3, 9)) for window in read],
     )
     tokens = torch.tensor([[3, 7, 8], [3, 7, 9], [3, 6, 8]])
     positions = torch.arange(3).expand(3, -1)

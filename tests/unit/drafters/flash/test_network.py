@@ -59,8 +59,8 @@ def test_prompts_equal_a_naive_reading(images: tuple[tuple[int, int], ...], plai
         image = features[max(begin, 1) : end]
         latents = model.compressor.latents[: len(image)]
         out = torch.softmax(latents @ image.T, -1) @ image
-        for index, one in enumerate(out):
-            states[max(begin, 1) - 1 + (2 * index + 1) * len(image) // (2 * len(out))] = one
+        for index, compressed in enumerate(out):
+            states[max(begin, 1) - 1 + (2 * index + 1) * len(image) // (2 * len(out))] = compressed
     assert result.positions.tolist() == sorted(states)
     torch.testing.assert_close(result.states, torch.stack([states[column] for column in sorted(states)]))
 

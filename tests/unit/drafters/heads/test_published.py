@@ -188,7 +188,7 @@ def test_export_and_import_is_the_identity(name: str, tmp_path: Path, target: Pa
         assert getattr(again.config, field) == getattr(network.config, field), field
     hidden, tokens = torch.randn(1, 1, SIZE), torch.tensor([[5]])
     embed = MODEL.get_input_embeddings()
-    both = [one.heads.step(one.heads.begin(hidden), tokens, 0, embed) for one in (network, again)]
+    both = [module.heads.step(module.heads.begin(hidden), tokens, 0, embed) for module in (network, again)]
     assert torch.equal(*both)
     for key, value in network.state_dict().items():
         assert torch.equal(again.state_dict()[key], value), key

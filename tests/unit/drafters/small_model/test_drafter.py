@@ -115,8 +115,8 @@ def test_trees_equal_eagles() -> None:
         heavy = max((path for path in result), key=len)
         assert len(heavy) <= 4
         # of two siblings the likelier comes first
-        for one, two in pairwise(result):
-            assert len(one) != len(two) or one[:-1] != two[:-1] or pool[one] >= pool[two]
+        for earlier, later in pairwise(result):
+            assert len(earlier) != len(later) or earlier[:-1] != later[:-1] or pool[earlier] >= pool[later]
 
 
 @pytest.mark.parametrize("temperature", [None, 0.7])
@@ -166,16 +166,16 @@ def test_children_are_drawn_without_replacement_in_order() -> None:
     for _ in range(calls):
         memory = start(drafter, [[1, 2]] * rows, [3] * rows, 4)
         draft = drafter.propose(memory, zeros + 3, Plan(2, 1, warp_at(1.0), generator))
-        seen.update((one, two) for _, one, two in draft.tokens.tolist())
+        seen.update((first, second) for _, first, second in draft.tokens.tolist())
     total = rows * calls
     chi = 0.0
-    for one in range(4):
-        for two in range(4):
-            expected = total * q[one] * q[two] / (1 - q[one]) if one != two else 0.0
+    for first in range(4):
+        for second in range(4):
+            expected = total * q[first] * q[second] / (1 - q[first]) if first != second else 0.0
             if expected == 0:
-                assert seen[one, two] == 0
+                assert seen[first, second] == 0
             else:
-                chi += (seen[one, two] - expected) ** 2 / expected
+                chi += (seen[first, second] - expected) ** 2 / expected
     assert chi < 31  # 11 degrees of freedom: one in a thousand
 
 

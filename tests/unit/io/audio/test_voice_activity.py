@@ -68,9 +68,9 @@ def test_quiet_speech_opens_the_windows_of_loud_speech() -> None:
     quiet = loud * 10 ** (-70 / 20) / loud.abs().max()
     result = places(windows(quiet, [1600]))
     assert len(result) == 3
-    for one, other in zip(result, places(windows(loud, [1600])), strict=True):
-        assert abs(one[0] - other[0]) <= RATE // 2
-        assert abs(one[1] - other[1]) <= RATE // 2
+    for quiet_place, loud_place in zip(result, places(windows(loud, [1600])), strict=True):
+        assert abs(quiet_place[0] - loud_place[0]) <= RATE // 2
+        assert abs(quiet_place[1] - loud_place[1]) <= RATE // 2
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ def test_a_filter_keeps_most_tokens_in_fewer_passes() -> None:
     plain, filtered = ([passes_and_text(model, prompt, each) for prompt in prompts] for each in (TopK(), policy))
     assert sum(passes for passes, _ in filtered) < sum(passes for passes, _ in plain) == 80
     same = sum(
-        one == other for (_, a), (_, b) in zip(plain, filtered, strict=True) for one, other in zip(a, b, strict=True)
+        first == second
+        for (_, a), (_, b) in zip(plain, filtered, strict=True)
+        for first, second in zip(a, b, strict=True)
     )
     assert same >= 60
 

@@ -151,8 +151,8 @@ def test_a_new_network_of_dflash_2_drafts_as_dflash() -> None:
     plain = DFlash(replace(config, head="none"))
     plain.load_state_dict(network.state_dict(), strict=False)
     ranks = []
-    for one in (network, plain):
-        module = trainer_of(one)
+    for trained in (network, plain):
+        module = trainer_of(trained)
         ranks.append(module.rank(texts_of(module))[0].clamp(max=config.head_candidates))
     assert torch.equal(*ranks)
 

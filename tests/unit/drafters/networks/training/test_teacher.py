@@ -54,7 +54,7 @@ def test_a_batch_equals_its_rows_alone(kind: str) -> None:
         with torch.no_grad():
             logits = model(**prompt).logits[0]
         torch.testing.assert_close(teacher.logits(single.features[: result.prompt, 32:]), logits, atol=1e-4, rtol=1e-4)
-    assert [bool(one.visual.any()) for one in batch] == [True, False, True]
+    assert [bool(features.visual.any()) for features in batch] == [True, False, True]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,16 +146,16 @@ def test_stored_readings_equal_fresh_ones(tmp_path) -> None:
         torch.cat([prompt["input_ids"][0], torch.tensor(answer[:-1])]).tolist()
         for prompt, answer in zip(asked, ANSWERS, strict=True)
     ]
-    rounded = store.add({str(n): (tokens[n], one) for n, one in enumerate(result)})
+    rounded = store.add({str(n): (tokens[n], computed) for n, computed in enumerate(result)})
     for again in (store, FeatureStore(tmp_path, teacher, LAST, False)):
-        for number, one in enumerate(result):
+        for number, computed in enumerate(result):
             stored: TargetFeatures = again.get(str(number), ANSWERS[number])
-            assert stored.prompt == one.prompt
+            assert stored.prompt == computed.prompt
             assert stored.answer == ANSWERS[number]
-            assert torch.equal(stored.visual, one.visual)
+            assert torch.equal(stored.visual, computed.visual)
             assert torch.equal(stored.features, rounded[str(number)].features)
             assert torch.equal(stored.embeds, rounded[str(number)].embeds)
-            torch.testing.assert_close(stored.features, one.features, atol=2e-3, rtol=2e-3)
+            torch.testing.assert_close(stored.features, computed.features, atol=2e-3, rtol=2e-3)
     assert "3" not in store
 
 

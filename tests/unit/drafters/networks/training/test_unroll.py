@@ -115,12 +115,12 @@ def test_diagonal_attention_equals_the_full_mask(heads: int, groups: int, step: 
     torch.testing.assert_close(result, expected)
     inputs = [queries, *context, *(part for pair in own for part in pair)]
     weight = torch.randn(result.shape, generator=draw, dtype=torch.float64)
-    for one, other in zip(
+    for gradient, expected_gradient in zip(
         torch.autograd.grad((result * weight).sum(), inputs),
         torch.autograd.grad((expected * weight).sum(), inputs),
         strict=True,
     ):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
 def test_gradients_stop_between_steps_when_detached() -> None:
