@@ -141,12 +141,12 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("verb", CALLS)
+@pytest.mark.parametrize("subcommand", CALLS)
 def test_command_line_takes_the_dotted_path(
-    whisper: Path, sees: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+    whisper: Path, sees: Path, subcommand: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir({"transcribe": whisper, "describe": sees}[verb])
-    call = [*CALLS[verb], "--device", "cpu", "--json", "--drafter"]
+    monkeypatch.chdir({"transcribe": whisper, "describe": sees}[subcommand])
+    call = [*CALLS[subcommand], "--device", "cpu", "--json", "--drafter"]
     plain, drafted = (CliRunner().invoke(cli.app, [*call, drafter]) for drafter in ("none", PATH))
     assert (plain.exit_code, drafted.exit_code) == (0, 0), plain.output + drafted.output
     assert json.loads(plain.stdout)["text"] == json.loads(drafted.stdout)["text"]

@@ -148,7 +148,7 @@ def test_notebook_shows_sounds_graph_and_race(name: str, sounds: int, pictures: 
 
 
 def parse(words: list[str]) -> None:
-    """Parse as the command line would, down to the verb. Raises for an option or a value that it does not take."""
+    """Parse as the command line would, down to the subcommand. Raises for a wrong option or value."""
     command, context = typer.main.get_command(cli.app), None
     while True:
         context = command.make_context(words[0], words[1:], parent=context)

@@ -80,10 +80,10 @@ def test_descriptions_run(command: str, folder: Path) -> None:
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("python -m mmdec ")])
 def test_options_exist(command: str) -> None:
     words = shlex.split(command)[3:]
-    verbs = [word for word in words[:2] if re.fullmatch(r"[a-z]+", word)]
+    subcommands = [word for word in words[:2] if re.fullmatch(r"[a-z]+", word)]
     if words[0] in ("translate", "transcribe", "describe", "train", "demo"):
-        verbs = verbs[:1]
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verbs, "--help"])
+        subcommands = subcommands[:1]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*subcommands, "--help"])
     assert result.exit_code == 0
     for word in words:
         if word.startswith("--"):

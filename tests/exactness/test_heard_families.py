@@ -222,7 +222,7 @@ def test_the_public_load_takes_the_folder(tmp_path: Path) -> None:
         mmdec.load(folder)
 
 
-def test_the_verb_takes_the_folder(tmp_path: Path, sounds: list[np.ndarray]) -> None:
+def test_the_command_takes_the_folder(tmp_path: Path, sounds: list[np.ndarray]) -> None:
     folder, paths = write("GraniteSpeech", tmp_path / "heard"), list[str]()
     for index, sound in enumerate(sounds[:2]):
         paths.append(str(save_audio(tmp_path / f"{index}.wav", sound, RATE)))

@@ -130,7 +130,8 @@ def entry_points(folder: Path) -> dict[str, Door]:
     }
 
 
-VERBS: dict[str, tuple[str, ...]] = {  # and their options; a command of the second half runs only if it is refused
+# and their options; a command of the second half runs only if it is refused
+SUBCOMMANDS: dict[str, tuple[str, ...]] = {
     "translate sound.wav -o out -m translator": ("--strategy", "--vocoder", "--device", "--threads", "--model", "-o"),
     "transcribe sound.wav -m whisper -d lookup": (
         *("-o", "--format", "--timestamps", "--model", "--drafter", "--language", "--task", "--prompt", "--batch-size"),
@@ -202,13 +203,13 @@ def parameter_is_work(given: Mapping[str, Any]) -> bool:
 
 def command(rng: random.Random) -> tuple[Callable[[], Any], str, bool]:
     if rng.random() < 0.3:
-        verb = rng.choice(sorted(REFUSED))
-        words = [*verb.split(), *rng.choice(REFUSED[verb])]
+        subcommand = rng.choice(sorted(REFUSED))
+        words = [*subcommand.split(), *rng.choice(REFUSED[subcommand])]
         expected = (1, 2)
     else:
-        verb = rng.choice(sorted(VERBS))
-        words, expected = verb.split(), (0, 1, 2)
-        for option in rng.sample(VERBS[verb], min(rng.choice((1, 2)), len(VERBS[verb]))):
+        subcommand = rng.choice(sorted(SUBCOMMANDS))
+        words, expected = subcommand.split(), (0, 1, 2)
+        for option in rng.sample(SUBCOMMANDS[subcommand], min(rng.choice((1, 2)), len(SUBCOMMANDS[subcommand]))):
             words += [option, rng.choice(WORDS)] if option else [rng.choice(WORDS)]
 
     def run() -> Any:

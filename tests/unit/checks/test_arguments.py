@@ -145,16 +145,16 @@ def test_wrong_thread_counts_are_refused(tiny_model: Path, whisper: LoadedWhispe
 
 
 @pytest.mark.parametrize(
-    "verb",
+    "subcommand",
     ["translate x.wav -o out", "transcribe x.wav", "eval speech", "eval asr", *BENCHES],
 )
 def test_wrong_thread_counts_on_the_command_line_are_refused(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subcommand: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data" / "english").mkdir(parents=True)
     (tmp_path / "data" / "english" / "a.tsv").write_text("path\ttext\n")
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, [*verb.split(), "--threads", str(10**9)])
+    done = CliRunner().invoke(app, [*subcommand.split(), "--threads", str(10**9)])
     assert isinstance(done.exception, mmdec.InputError)
     assert "`--threads` must be a whole number" in str(done.exception)
 

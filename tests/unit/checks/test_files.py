@@ -261,8 +261,8 @@ def test_a_full_disk_is_named_and_leaves_the_old_file(
         with pytest.raises(OSError, match=r"No space left on device: '.*y\.mp3'") as caught:
             spoken.save(tmp_path / "y.mp3")
         assert caught.value.errno == errno.ENOSPC
-        for verb, model, suffix in (("translate", tiny_model, "wav"), ("transcribe", whisper, "txt")):
-            arguments = [verb, str(sound), "-o", str(tmp_path / "out"), "--model", str(model), "--device", "cpu"]
+        for subcommand, model, suffix in (("translate", tiny_model, "wav"), ("transcribe", whisper, "txt")):
+            arguments = [subcommand, str(sound), "-o", str(tmp_path / "out"), "--model", str(model), "--device", "cpu"]
             result = CliRunner().invoke(cli.app, arguments)
             assert result.exit_code == 1
             target = tmp_path / "out" / f"x.{suffix}"

@@ -34,7 +34,7 @@ from mmdec.io.suffixes import SOUND_SUFFIXES
 from tests.conftest import RATE, buzz
 from tests.support.tiny_containers import CODECS
 
-VERBS = [
+SUBCOMMANDS = [
     "",
     *("translate", "transcribe", "describe", "train", "train drafter", "demo", "doctor", "info"),
     *("chat", "index", "serve"),
@@ -192,36 +192,37 @@ HEAVY = ("torch", "numpy", "transformers", "lightning", "matplotlib", "gradio", 
 
 @pytest.mark.slow
 def test_no_help_imports_torch() -> None:
-    """All verbs in one process: what one of them loads, the ones after it would show."""
+    """All subcommands in one process: what one of them loads, the ones after it would show."""
     code = (
         "import sys, contextlib, io\n"
         "from mmdec.cli import app\n"
-        "for verb in sys.argv[1:]:\n"
+        "for subcommand in sys.argv[1:]:\n"
         "    output = io.StringIO()\n"
-        "    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit): app([*verb.split(), '--help'])\n"
-        "    assert 'Usage' in output.getvalue(), verb\n"
+        "    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):\n"
+        "        app([*subcommand.split(), '--help'])\n"
+        "    assert 'Usage' in output.getvalue(), subcommand\n"
         f"    loaded = [name for name in {HEAVY} if name in sys.modules]\n"
-        "    assert not loaded, (verb, loaded)\n"
+        "    assert not loaded, (subcommand, loaded)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, *VERBS], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, *SUBCOMMANDS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_help_names_the_verbs_and_the_exit_codes() -> None:
+def test_help_names_the_commands_and_the_exit_codes() -> None:
     output = run("--help").stdout
-    for verb in ("translate", "transcribe", "describe", "eval", "bench", "train", "demo", "--install-completion"):
-        assert verb in output
+    for subcommand in ("translate", "transcribe", "describe", "eval", "bench", "train", "demo", "--install-completion"):
+        assert subcommand in output
     assert "1 some inputs failed, or a benchmark was left out" in " ".join(output.split()).replace("│ ", "")
     page = (Path(__file__).parents[3] / "docs" / "guide" / "command_line.md").read_text(encoding="utf-8")
     assert "| 1 | some inputs failed, a benchmark was left out" in page
 
 
 @pytest.mark.parametrize(
-    "verb", sorted({*VERBS} - {"", "train", "eval", "bench", "convert", "export", "demo", "chat", "serve"})
+    "subcommand", sorted({*SUBCOMMANDS} - {"", "train", "eval", "bench", "convert", "export", "demo", "chat", "serve"})
 )
-def test_every_finite_verb_has_json(verb: str) -> None:
+def test_every_finite_command_has_json(subcommand: str) -> None:
     """All but `demo`, `chat` and `serve`, which run until they are stopped."""
-    assert "--json" in CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verb.split(), "--help"]).stdout
+    assert "--json" in CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*subcommand.split(), "--help"]).stdout
 
 
 def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,14 +235,16 @@ def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.code == 130
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_keeps_its_brackets(verb: str) -> None:
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+def test_help_keeps_its_brackets(subcommand: str) -> None:
     """rich reads [name] as markup and drops it, unless a backslash stands before it."""
     command = get_command(cli.app)
-    for word in verb.split():
+    for word in subcommand.split():
         assert isinstance(command, TyperGroup)
         command = command.commands[word]
-    output = re.sub(r"[\s│]+", " ", CliRunner(env={"COLUMNS": "500"}).invoke(cli.app, [*verb.split(), "--help"]).stdout)
+    output = re.sub(
+        r"[\s│]+", " ", CliRunner(env={"COLUMNS": "500"}).invoke(cli.app, [*subcommand.split(), "--help"]).stdout
+    )
     texts = [command.help, *(getattr(option, "help", None) for option in command.params)]
     for text in texts:
         for word in (text or "").replace("\\[", "[").split():
@@ -339,12 +342,12 @@ def test_every_readable_sound_format_is_listed() -> None:
     assert {*audio.WRITABLE, *CODECS} <= {*SOUND_SUFFIXES}
 
 
-@pytest.mark.parametrize("verb", ["transcribe", "translate", "describe"])
+@pytest.mark.parametrize("subcommand", ["transcribe", "translate", "describe"])
 def test_a_wrong_path_is_told_before_a_model_is_loaded(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subcommand: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LoadedModels, "get", lambda *_: pytest.fail("it is loaded"))
-    given = [verb, str(tmp_path / "a.wav"), str(tmp_path), "-o", str(tmp_path / "out")]
+    given = [subcommand, str(tmp_path / "a.wav"), str(tmp_path), "-o", str(tmp_path / "out")]
     result = CliRunner().invoke(cli.app, given)
     assert result.exit_code == 1
     assert f"failed: {tmp_path / 'a.wav'}: `" in result.stderr
@@ -373,42 +376,44 @@ def test_a_folder_is_translated(folder: Path, tmp_path: Path, tiny_model: Path) 
     assert result.stdout.index("a.flac") < result.stdout.index("b.wav ->")
 
 
-ENDING = [verb for verb in VERBS if verb not in ("", "train", "eval", "bench", "convert", "export")]
+ENDING = [
+    subcommand for subcommand in SUBCOMMANDS if subcommand not in ("", "train", "eval", "bench", "convert", "export")
+]
 
 
-def command(verb: str) -> Any:
+def find_command(subcommand: str) -> Any:
     result: Any = get_command(cli.app)
-    for word in verb.split():
+    for word in subcommand.split():
         result = result.commands[word]
     return result
 
 
 @cache
-def help_text(verb: str) -> str:
-    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, [*verb.split(), "--help"]).stdout
+def help_text(subcommand: str) -> str:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, [*subcommand.split(), "--help"]).stdout
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_names_are_whole_at_80_columns(verb: str) -> None:
-    shown = help_text(verb)
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+def test_names_are_whole_at_80_columns(subcommand: str) -> None:
+    shown = help_text(subcommand)
     assert "…" not in shown
-    for option in command(verb).params:
+    for option in find_command(subcommand).params:
         assert all(f"{name} " in shown for name in option.opts if name.startswith("--"))
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_each_help_page_has_one_example(verb: str) -> None:
-    assert help_text(verb).count("Example: mmdec ") == 1
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+def test_each_help_page_has_one_example(subcommand: str) -> None:
+    assert help_text(subcommand).count("Example: mmdec ") == 1
 
 
-@pytest.mark.parametrize("verb", ENDING)
-def test_the_example_is_of_this_verb_and_parses(verb: str) -> None:
-    result = command(verb)
+@pytest.mark.parametrize("subcommand", ENDING)
+def test_the_example_is_of_this_command_and_parses(subcommand: str) -> None:
+    result = find_command(subcommand)
     assert isinstance(result, MmdecCommand)
     words = shlex.split(result.epilog.removeprefix("Example: mmdec "))
-    count = len(verb.split())
-    assert words[:count] == verb.split()
-    result.make_context(verb, words[count:])  # raises for what is no option
+    count = len(subcommand.split())
+    assert words[:count] == subcommand.split()
+    result.make_context(subcommand, words[count:])  # raises for what is no option
 
 
 @pytest.mark.parametrize(
@@ -427,10 +432,10 @@ def test_errors_name_options_as_typed(message: str, typed: str, monkeypatch: pyt
     def refuse(**_: Any) -> None:
         raise InputError(message)
 
-    verb = command("transcribe")
-    monkeypatch.setattr(verb, "callback", refuse)
+    command = find_command("transcribe")
+    monkeypatch.setattr(command, "callback", refuse)
     with pytest.raises(InputError) as caught:
-        verb.invoke(verb.make_context("transcribe", ["x.wav"]))
+        command.invoke(command.make_context("transcribe", ["x.wav"]))
     assert str(caught.value) == typed
 
 
@@ -475,11 +480,11 @@ def test_training_names_the_command_for_the_model(
     assert result.stdout.endswith(f"Use it with `mmdec {expected} --drafter out/drafter`\n")
 
 
-@pytest.mark.parametrize("verb", ["translate x.wav -o out", "transcribe x.wav", "describe x.wav"])
-def test_an_unknown_dtype_is_refused(verb: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("subcommand", ["translate x.wav -o out", "transcribe x.wav", "describe x.wav"])
+def test_an_unknown_dtype_is_refused(subcommand: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.wav").touch()
-    result = CliRunner().invoke(cli.app, [*verb.split(), "--dtype", "float8", "--device", "cpu"])
-    others = ", int8" * verb.startswith("transcribe")
+    result = CliRunner().invoke(cli.app, [*subcommand.split(), "--dtype", "float8", "--device", "cpu"])
+    others = ", int8" * subcommand.startswith("transcribe")
     expected = f"`--dtype` must be float32, bfloat16, float16{others} or float64, but is 'float8'."
     assert str(result.exception).startswith(expected)

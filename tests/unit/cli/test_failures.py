@@ -49,7 +49,7 @@ def test_a_full_disk_ends_every_way_to_print_alike(printing: str, full: bool) ->
     assert done.stderr.count("\n") == full, done.stderr  # a reader that has left, as `head` does, is no error
 
 
-VERBS = {  # verb -> a module of its extra
+SUBCOMMANDS = {  # subcommand -> a module of its extra
     "train drafter --model vlm-scenes --data q.txt --output o": "jsonargparse",
     "demo": "gradio",
     "serve": "fastapi",
@@ -57,13 +57,13 @@ VERBS = {  # verb -> a module of its extra
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_missing_extra_is_reported_in_one_line(verb: str, tmp_path: Path) -> None:
-    module = VERBS[verb]
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+def test_a_missing_extra_is_reported_in_one_line(subcommand: str, tmp_path: Path) -> None:
+    module = SUBCOMMANDS[subcommand]
     with tempfile.TemporaryFile() as told:
         code = f"{ANEW}{MAIN}sys.modules[{module!r}] = None; main()"
         streams = (subprocess.DEVNULL, subprocess.DEVNULL, told)
-        ended = start(["-c", code, *verb.split()], (*COMMANDS, *TRAINING), streams=streams).wait()
+        ended = start(["-c", code, *subcommand.split()], (*COMMANDS, *TRAINING), streams=streams).wait()
         told.seek(0)
         lines = told.read().decode().splitlines()
     assert ended == 2, lines

@@ -1,4 +1,4 @@
-"""Lists, `--shard` and `--engine` of the verbs; a process killed in the middle."""
+"""Lists, `--shard` and `--engine` of the subcommands; a process killed in the middle."""
 
 from __future__ import annotations
 

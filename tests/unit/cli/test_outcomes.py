@@ -147,19 +147,19 @@ def fitted(folder: Path, bias: float) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", ["translate", "transcribe", "describe"])
-def test_one_line_for_an_output_that_is_likely_wrong(verb: str, tmp_path: Path) -> None:
-    source = tmp_path / ("a.png" if verb == "describe" else "a.wav")
-    if verb == "describe":
+@pytest.mark.parametrize("subcommand", ["translate", "transcribe", "describe"])
+def test_one_line_for_an_output_that_is_likely_wrong(subcommand: str, tmp_path: Path) -> None:
+    source = tmp_path / ("a.png" if subcommand == "describe" else "a.wav")
+    if subcommand == "describe":
         Image.fromarray(pixels(0)).save(source)
     else:
         soundfile.write(source, buzz(1.0, 0), RATE)
-    write = {"translate": tiny_translator, "transcribe": tiny_whisper, "describe": tiny_vlm_folder}[verb].write
+    write = {"translate": tiny_translator, "transcribe": tiny_whisper, "describe": tiny_vlm_folder}[subcommand].write
     more = {
         "translate": ["-o", tmp_path / "out"],
         "transcribe": ["--language", "en", "--max-new-tokens", 12],
         "describe": ["--prompt", QUESTION, "--max-new-tokens", 4],
-    }[verb]
+    }[subcommand]
     plain = write(tmp_path / "plain")
     outputs = {}
     for name, model in (
@@ -167,7 +167,7 @@ def test_one_line_for_an_output_that_is_likely_wrong(verb: str, tmp_path: Path) 
         ("unsure", fitted(shutil.copytree(plain, tmp_path / "unsure"), -2.0)),
         ("sure", fitted(shutil.copytree(plain, tmp_path / "sure"), 2.0)),
     ):
-        words = [verb, source, "--model", model, "--device", "cpu", "--json", *more]
+        words = [subcommand, source, "--model", model, "--device", "cpu", "--json", *more]
         outputs[name] = CliRunner().invoke(cli.app, [str(word) for word in words])
         assert outputs[name].exit_code == 0, outputs[name].output
     warned = f"warning: {source}: the output is likely wrong: its confidence is 0.12, below 0.5."
@@ -285,7 +285,7 @@ def test_a_failed_load_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 @pytest.mark.parametrize("call", ["translate x.wav -o out", "transcribe x.wav", "describe x.wav"])
-def test_a_verb_announces_a_load_before_it_starts(call: str, tmp_path: Path) -> None:
+def test_a_command_announces_a_load_before_it_starts(call: str, tmp_path: Path) -> None:
     """At once, as it is asked to here: torch's import takes longer than a thread's beginning."""
     (tmp_path / "x.wav").touch()
     code = "import sys\nfrom mmdec.cli import main, progress\nprogress.LOADING_DELAY = 0\nmain()"
@@ -330,17 +330,19 @@ def test_uncounted_tasks_are_shown_in_percent(clock: Callable[..., None], capsys
     assert capsys.readouterr().err == "talk.mp3: 25 %\n"
 
 
-@pytest.mark.parametrize("verb", ["transcribe", "translate", "describe"])
-def test_a_note_names_the_file_as_it_was_typed(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("subcommand", ["transcribe", "translate", "describe"])
+def test_a_note_names_the_file_as_it_was_typed(
+    subcommand: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    model = {"transcribe": tiny_whisper, "translate": tiny_heard, "describe": tiny_vlm_folder}[verb].write(
+    model = {"transcribe": tiny_whisper, "translate": tiny_heard, "describe": tiny_vlm_folder}[subcommand].write(
         Path("model")
     )
-    if verb == "describe":
+    if subcommand == "describe":
         Image.fromarray(pixels(1)).save("file", "PNG")
     else:
         Path("file").write_bytes(wav(0.8)[:-6400])
-    options = ["--max-new-tokens", "2"] if verb == "describe" else []
-    result = CliRunner().invoke(cli.app, [verb, "./file", "--model", str(model), "--device", "cpu", *options])
+    options = ["--max-new-tokens", "2"] if subcommand == "describe" else []
+    result = CliRunner().invoke(cli.app, [subcommand, "./file", "--model", str(model), "--device", "cpu", *options])
     assert result.exit_code == 0, result.output
     assert result.stderr.count("note: ") == result.stderr.count("note: ./file: ") == 1

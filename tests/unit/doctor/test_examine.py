@@ -266,7 +266,7 @@ def test_a_tree_takes_fewer_rounds_than_a_chain(sound: Path, texts: list[TargetA
     assert sum(text.positions for text in few) / 5 <= tree < single
 
 
-def test_the_verb_prints_a_table_and_json(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_a_table_and_json(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmdec.doctor.answers.load_examined_model", lambda *_: loaded())
     data = tmp_path / "prompts.txt"
     data.write_text("\n".join(prompt_texts(3)) + "\n")

@@ -132,7 +132,7 @@ def test_an_empty_text_is_silent(translator: SpeechTranslator) -> None:
 
 
 @pytest.mark.slow
-def test_the_verb_compares_all_systems_on_a_manifest(folder: Path, hearing: Path, tmp_path: Path) -> None:
+def test_the_command_compares_all_systems_on_a_manifest(folder: Path, hearing: Path, tmp_path: Path) -> None:
     (tmp_path / "said").mkdir()
     (tmp_path / "said" / "test.tsv").write_text("1\tg\tBonjour.\tHello there.\n2\tg\tLà.\tThere.\tLow there.\n")
     for number in (1, 2):

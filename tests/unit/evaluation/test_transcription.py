@@ -132,7 +132,7 @@ def test_a_model_without_heads_is_scored_by_transformers_own_loop(tmp_path: Path
         score(corpus, tmp_path / "bare", heads=tmp_path)
 
 
-def test_the_verbs_print_and_write_json(corpus: Path, whisper: LoadedWhisper, model: Path, tmp_path: Path) -> None:
+def test_the_commands_print_and_write_json(corpus: Path, whisper: LoadedWhisper, model: Path, tmp_path: Path) -> None:
     call = ["eval", "asr", "--split", "own", "--corpus", corpus, "--model", model]
     call += ["--max-new-tokens", "12", "--threads", "1", "--plan", "4x2", "--limit", "1", "--json"]
     done = [CliRunner().invoke(cli.app, [str(part) for part in (*call, to)]) for to in ("-", tmp_path / "e.json")]

@@ -70,15 +70,15 @@ def test_a_batch_of_a_hundred_reports_its_bad_files(
     assert "silent" in result.note
 
 
-@pytest.mark.parametrize("verb", slow_but(["translate", "transcribe"], ["transcribe"]))
+@pytest.mark.parametrize("subcommand", slow_but(["translate", "transcribe"], ["transcribe"]))
 def test_a_list_of_a_hundred_on_the_command_line_reports_its_bad_files(
-    verb: str, hundred: tuple[list[Path], dict[Path, str]], tiny_model: Path, whisper: Path, tmp_path: Path
+    subcommand: str, hundred: tuple[list[Path], dict[Path, str]], tiny_model: Path, whisper: Path, tmp_path: Path
 ) -> None:
     paths, bad = hundred
     silent, refused = unheard(bad)
-    bad, count = (bad, 20) if verb == "translate" else (refused, 19)
-    model = tiny_model if verb == "translate" else whisper
-    command = [verb, *map(str, paths), "-o", str(tmp_path / "out"), "--json"]
+    bad, count = (bad, 20) if subcommand == "translate" else (refused, 19)
+    model = tiny_model if subcommand == "translate" else whisper
+    command = [subcommand, *map(str, paths), "-o", str(tmp_path / "out"), "--json"]
     command += ["--model", str(model), "--device", "cpu", "--threads", "1"]
     done = CliRunner().invoke(cli.app, command)
     stderr = done.stderr
@@ -92,7 +92,7 @@ def test_a_list_of_a_hundred_on_the_command_line_reports_its_bad_files(
     assert stderr.endswith(f"{count} of 100 files failed\n")
     named = [line for line in stderr.splitlines() if line.startswith("failed: ")]
     assert len(named) == len(bad) == count
-    if verb == "transcribe":
+    if subcommand == "transcribe":
         (line,) = (line for line in lines if line["input"] == str(silent))
         assert line["text"] == ""
         assert "silent" in line["note"]

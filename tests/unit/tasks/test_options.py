@@ -22,7 +22,7 @@ CALLS = [
     (mmdec.translate_speech, TranslateOptions),
     (mmdec.describe, DescribeOptions),
 ]
-VERBS = {TranscribeOptions: "transcribe", TranslateOptions: "translate", DescribeOptions: "describe"}
+SUBCOMMANDS = {TranscribeOptions: "transcribe", TranslateOptions: "translate", DescribeOptions: "describe"}
 
 
 @pytest.mark.parametrize(("call", "kind"), CALLS)
@@ -39,10 +39,10 @@ def test_an_editor_and_help_see_the_fields_and_their_defaults(
         assert further is issubclass(kind, GenerateOptions)
 
 
-@pytest.mark.parametrize("kind", VERBS)
+@pytest.mark.parametrize("kind", SUBCOMMANDS)
 def test_the_command_line_has_their_defaults_and_help(kind: type[TaskOptions]) -> None:
-    verbs: Any = typer.main.get_command(app)
-    typed = {parameter.name: parameter for parameter in verbs.commands[VERBS[kind]].params}
+    subcommands: Any = typer.main.get_command(app)
+    typed = {parameter.name: parameter for parameter in subcommands.commands[SUBCOMMANDS[kind]].params}
     defaults: Any = kind()
     assert typed["model"].default == defaults.model
     for option in options_of(kind):
