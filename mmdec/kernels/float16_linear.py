@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast, final
@@ -108,8 +108,10 @@ class HalfPrecisionCopies:
     """Half-precision copies of a module's weights, and the number of passes so far, after which copies are made."""
 
     usable: bool  # False: no copies, because changes of weights would not be noticed, or the last attempt failed
-    state: list[tuple[int, int, list[float]]]  # from `weights_state`
+    weights: Sequence[Tensor]  # of the module
     passes: int = 0
+    # `weights_state` before the copies were made; None: they are not, so nothing is read, which would take milliseconds
+    state: list[tuple[int, int, list[float]]] | None = None
     _copies: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -123,6 +125,7 @@ class HalfPrecisionCopies:
         min_passes = MIN_PASSES_BEFORE_COPY if after is None else after
         with self._lock:
             if self.usable and self._copies is None and self.passes >= min_passes:
+                self.state = weights_state(self.weights)
                 try:
                     self._copies = make()
                 except RuntimeError:  # no such matrix product on this CPU, or weights too large for half precision
@@ -136,17 +139,18 @@ _lock = threading.Lock()
 
 
 def half_precision_copies(module: nn.Module) -> HalfPrecisionCopies:
-    """Return the `HalfPrecisionCopies` of a module; a new one, with 0 passes, if the weights have changed."""
+    """Return the `HalfPrecisionCopies` of a module; a new one, with 0 passes, if the weights of copies have changed."""
     weights = list(module.parameters())
     plain = all(
         weight.dtype == torch.float32 and weight.device.type == "cpu" and not weight.is_inference()
         for weight in weights
     )
-    state = weights_state(weights) if plain else []
     with _lock:
         copies = _copies.get(module)
-        if copies is None or copies.state != state:
-            copies = _copies[module] = HalfPrecisionCopies(plain, state)
+        if copies is None or (copies.state is not None and copies.state != (weights_state(weights) if plain else [])):
+            copies = _copies[module] = HalfPrecisionCopies(plain, weights)
+        if copies.state is None:
+            copies.usable, copies.weights = plain, weights
         return copies
 
 

@@ -59,6 +59,17 @@ def test_copies_are_made_when_they_pay_and_after_weights_change() -> None:
     assert half_precision_copies(nn.Linear(4, 4, dtype=torch.bfloat16)).usable is False
 
 
+def test_weights_that_change_before_they_are_copied_cost_no_copies() -> None:
+    layer = nn.Linear(4, 4)
+    copies = half_precision_copies(layer)
+    copies.passes = MIN_PASSES_BEFORE_COPY
+    with torch.no_grad():
+        layer.weight.add_(1)
+    assert copies.get(lambda: "made") == "made"
+    assert half_precision_copies(layer) is copies
+    assert not half_precision_copies(layer.to(torch.bfloat16)).usable
+
+
 def test_copies_may_be_made_before_the_first_pass() -> None:
     assert half_precision_copies(nn.Linear(4, 4)).get(lambda: "made", after=0) == "made"
 
