@@ -22,7 +22,8 @@ pytestmark = needs_half_kernel
 
 @pytest.fixture(autouse=True)
 def every_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy weights of every size, after the first pass."""
+    """Copy weights of models of every size, after the first pass."""
+    monkeypatch.setattr(float32_copy, "MIN_COPIED_BYTES", 0)
     monkeypatch.setattr(float32_copy, "MIN_COPIED_ELEMENTS", 1)
     monkeypatch.setattr(float32_copy, "MIN_PASSES", 1)
 
@@ -96,8 +97,10 @@ def test_weights_that_would_change_are_not_copied() -> None:
     assert not copied_layers(language_model())
 
 
-def test_a_large_model_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(float32_copy, "MAX_COPIED_BYTES", 1000)
+@pytest.mark.parametrize(("name", "limit"), [("MAX_COPIED_BYTES", 1000), ("MIN_COPIED_BYTES", 2**26)])
+def test_too_large_and_too_small_models_are_not_copied(name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert copied_layers(stored_in(torch.float16))
+    monkeypatch.setattr(float32_copy, name, limit)
     assert not copied_layers(stored_in(torch.float16))
 
 
