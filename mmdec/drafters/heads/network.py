@@ -143,7 +143,7 @@ class StatefulHeads(nn.Module, ABC):
 
 @final
 class MedusaLevels(StatefulHeads):
-    """Medusa's heads: each reads the target's hidden state alone, so all are computed before a token is read."""
+    """Medusa's heads: each reads the target's hidden state alone, and with `attention` the outputs of the others."""
 
     reads_tokens: ClassVar[bool] = False
 
@@ -157,14 +157,18 @@ class MedusaLevels(StatefulHeads):
             nn.init.zeros_(self.attention.mlp.down_proj.weight)
 
     def begin(self, hidden: Tensor) -> Tensor:
-        """Return the outputs of all levels, the deepest first, then `hidden`. Each `step` removes the last."""
+        """Return `hidden`; with `attention` the outputs of all levels, the deepest first, then `hidden`."""
+        if self.attention is None:
+            return hidden
         outputs = torch.stack([blocks(hidden) for blocks in self.levels], -2)  # (..., K, H)
-        if self.attention is not None:
-            outputs = _attend_in_both_directions(self.attention, outputs)
+        outputs = _attend_in_both_directions(self.attention, outputs)
         return torch.cat([outputs.flip(-2).flatten(-2), hidden], -1)
 
     def step(self, state: Tensor, tokens: Tensor, level: int, embed: Embed) -> Tensor:
-        return state[..., : -self.config.hidden_size]
+        if self.attention is not None:
+            return state[..., : -self.config.hidden_size]
+        hidden = state[..., : self.config.hidden_size]
+        return torch.cat([hidden, self.levels[level](hidden)], -1)
 
 
 @final
