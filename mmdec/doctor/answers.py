@@ -42,7 +42,7 @@ from mmdec.pretrained.vlm import LoadedVlm, is_vision_language_model, load_vlm
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.ropes import max_positions
 from mmdec.training.corpora.chats import SYSTEM_KEY, read_chats
-from mmdec.types import Context, Drafter, Needs
+from mmdec.types import Context, Drafter, Needs, Round
 from mmdec.vision.questions import model_inputs, read_question, render_chat, user_message
 
 MIN_ANSWER_TOKENS = 2  # a prompt is left out if its answer has fewer tokens
@@ -109,11 +109,13 @@ def answer_prompt(
     return TargetAnswer(answer, context, inputs)
 
 
-def tokens_of_rounds(model: PreTrainedModel, drafter: Drafter, text: TargetAnswer, nodes: int, depth: int) -> list[int]:
-    """Decode an answer again with drafts of at most `nodes` tokens and `depth`, and count the tokens of each round."""
+def decoding_rounds(
+    model: PreTrainedModel, drafter: Drafter, text: TargetAnswer, nodes: int, depth: int
+) -> list[Round]:
+    """Decode an answer again with drafts of at most `nodes` tokens and `depth`, and return its rounds."""
     options = {"max_new_tokens": len(text.answer), **_greedy(model)}
     again = generate(model, text.inputs, drafter, num_speculative_tokens=(nodes, depth), **options)
-    return [len(round_.tokens[0]) for round_ in again.rounds[1:]]  # the first is the pass over the prompt
+    return again.rounds[1:]  # the first is the pass over the prompt
 
 
 def _greedy(model: Any) -> dict[str, Any]:

@@ -33,10 +33,10 @@ from mmdec.doctor.answers import (
     TargetAnswer,
     answer_prompt,
     chain_rounds,
+    decoding_rounds,
     has_template,
     make_inputs,
     right_tokens,
-    tokens_of_rounds,
 )
 from mmdec.doctor.conventions import CheckpointFolder, Remedy, Variant, variants
 from mmdec.drafters.networks.draft_network import DraftNetwork
@@ -336,7 +336,7 @@ def _rounds(
     positions = sum(text.positions for text in texts)
 
     def decoded(nodes: int, depth: int) -> TokensPerRound:
-        count = sum(len(tokens_of_rounds(model, drafter, text, nodes, depth)) for text in texts)
+        count = sum(len(decoding_rounds(model, drafter, text, nodes, depth)) for text in texts)
         return TokensPerRound(nodes, depth, positions / count)
 
     trees = [decoded(nodes, depth) for nodes, depth in TREE_SIZES]
@@ -352,7 +352,8 @@ def _rounds(
 
 def _hits(model: PreTrainedModel, drafter: Drafter, texts: Sequence[TargetAnswer]) -> list[np.ndarray]:
     """Return for each text (n,): for each of n rounds that draft one token, 1 if it was accepted, else 0."""
-    return [np.array(tokens_of_rounds(model, drafter, text, 1, 1), float) - 1 for text in texts]
+    rounds = [decoding_rounds(model, drafter, text, 1, 1) for text in texts]
+    return [np.array([round_.accepted[0] for round_ in of_text if round_.drafted[0]], float) for of_text in rounds]
 
 
 def find_remedies(

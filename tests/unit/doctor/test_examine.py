@@ -22,11 +22,11 @@ from mmdec.doctor.answers import (
     TargetAnswer,
     answer_prompt,
     chain_rounds,
+    decoding_rounds,
     load_examined_model,
     make_inputs,
     read_doctor_prompts,
     right_tokens,
-    tokens_of_rounds,
 )
 from mmdec.doctor.conventions import CheckpointFolder
 from mmdec.doctor.examine import (
@@ -255,13 +255,13 @@ def test_two_faults_are_repaired_one_after_the_other(sound: Path, texts: list[Ta
 def test_rounds_of_chains_are_those_of_decoding(length: int, sound: Path, texts: list[TargetAnswer]) -> None:
     drafter, run, few = load_drafter(sound, target()), read(sound), texts[:6]
     counted = [chain_rounds(right_tokens(run, text, length), length) for text in few]
-    assert counted == [len(tokens_of_rounds(target(), drafter, text, length, length)) for text in few]
+    assert counted == [len(decoding_rounds(target(), drafter, text, length, length)) for text in few]
 
 
 def test_a_tree_takes_fewer_rounds_than_a_chain(sound: Path, texts: list[TargetAnswer]) -> None:
     drafter, few = load_drafter(sound, target()), texts[:6]
     single, tree = (
-        sum(len(tokens_of_rounds(target(), drafter, text, *size)) for text in few) for size in ((1, 1), (8, 4))
+        sum(len(decoding_rounds(target(), drafter, text, *size)) for text in few) for size in ((1, 1), (8, 4))
     )
     assert sum(text.positions for text in few) / 5 <= tree < single
 
