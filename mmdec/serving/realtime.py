@@ -13,7 +13,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, final
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
-from pydantic import BaseModel, Field, StrictFloat, StrictInt, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from mmdec.serving.engines import LiveEngine, TranscriptionEngine, Updates
 from mmdec.serving.server import ApiError, Server, server_of
@@ -39,7 +39,7 @@ class Settings(BaseModel):
 
 class AudioFormat(Settings):
     type: str = "audio/pcm"
-    rate: StrictInt | StrictFloat | None = None
+    rate: Any = None  # checked with the other options of a call
 
 
 class TranscriptionSettings(Settings):
@@ -171,17 +171,17 @@ class LiveSession:
                 f"`format.type` must be 'audio/pcm', but is {form.type!r:.80}. Send 16-bit PCM.",
                 param="session",
             )
-        options = dict(self._options)
+        engine, options = self._engine, dict(self._options)
         if form.rate is not None:
             options["sample_rate"] = form.rate
         if wanted.model is not None:
-            self._engine = self._server.engine(wanted.model, TranscriptionEngine)
+            engine = self._server.engine(wanted.model, TranscriptionEngine)
         if wanted.language:
             options["language"] = wanted.language
         if wanted.prompt:
             options["prompt"] = wanted.prompt
-        self._engine.live(**options)  # wrong options raise InputError here, before the session is changed
-        self._options = options
+        engine.live(**options)  # wrong options raise InputError here, before the session is changed
+        self._engine, self._options = engine, options
 
     async def _feed(self) -> None:
         """Pass audio to the transcriber as it arrives, until the client disconnects."""
