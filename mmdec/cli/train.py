@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from shlex import quote
+from typing import Annotated, Any
 
 import typer
 
@@ -84,11 +85,15 @@ def drafter(
     with _stdout_is_stderr(), progress_bar(count=True) as bar:
         task = bar.add_task("the model answers", total=None)
         result = train_drafter(run, lambda done, total: bar.update(task, completed=done, total=total), log, start=start)
-    text = (
-        f"{result['output']}: {result['chain']:.2f} tokens per round on held-out answers in chains, "
-        f"{result['tree']:.2f} in trees. Use it with `mmdec {_command(model)} --drafter {result['output']}`"
-    )
+    text = "" if as_json else _summary(model, result)
     print_result({"model": model, "system": system, **result}, as_json, text)
+
+
+def _summary(model: str, result: Mapping[str, Any]) -> str:
+    return (
+        f"{result['output']}: {result['chain']:.2f} tokens per round on held-out answers in chains, "
+        f"{result['tree']:.2f} in trees. Use it with `mmdec {_command(model)} --drafter {quote(str(result['output']))}`"
+    )
 
 
 def _command(model: str) -> str:
@@ -97,7 +102,7 @@ def _command(model: str) -> str:
     from mmdec.pretrained.vlm import PROCESSOR_FILES, is_vision_language_model
 
     directory = find_model(model, None, ("config.json", *PROCESSOR_FILES))
-    return f"describe --model {model}" if is_vision_language_model(directory) else f"chat {model}"
+    return f"{'describe --model' if is_vision_language_model(directory) else 'chat'} {quote(model)}"
 
 
 @contextmanager
