@@ -72,7 +72,7 @@ WARPERS = (
 ROW_WISE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
 # transformers' processors that look up their tokens only in their calls
 CHECKED_LATE = (SequenceBiasLogitsProcessor, ForcedEOSTokenLogitsProcessor)
-BEAMS_REMEDY = "Drafts are verified for greedy decoding and sampling. Call `model.generate` without mmdec for beams."
+BEAMS_REMEDY = "Drafts are verified for greedy decoding and sampling. Pass 1, or call `model.generate` without mmdec."
 OTHER_LOOPS = (
     "penalty_alpha",
     "dola_layers",

@@ -201,7 +201,7 @@ def test_the_message_names_the_callers_options_alone(model: PreTrainedModel, whi
     refused(lambda: mmdec.generate(model, IDS, temperature="hot", do_sample=True), "`options` must ", "`temperature`")
     for name in ("logits_processor", "stopping_criteria"):
         refused(lambda name=name: mmdec.generate(model, IDS, **{name: [3]}), f"`{name}` must be a list of functions")
-    refused(lambda: mmdec.generate(model, IDS, num_beams=4), "`num_beams` must be 1, but is 4. ", "for beams.")
+    refused(lambda: mmdec.generate(model, IDS, num_beams=4), "`num_beams` must be 1, but is 4. ", "Pass 1, or")
     config = GenerationConfig(num_beams=4, max_new_tokens=3)
     refused(lambda: mmdec.generate(model, IDS, generation_config=config), "`num_beams` must be 1, but is 4. ")
     refused(
