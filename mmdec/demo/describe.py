@@ -21,7 +21,7 @@ import numpy as np
 
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Report
-from mmdec.demo.html import confidence_html, output_html, require, status
+from mmdec.demo.html import SHARE_OF_ANSWERS, confidence_html, output_html, require, status
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
 from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
 from mmdec.io.images import read_image, to_pil
@@ -144,7 +144,8 @@ def text_html(result: Description, question: str, truth: str = "") -> str:
     truth_note = f'<p class="mm-note">Really drawn: {escape(truth)}</p>' if truth and truth != result.text else ""
     return (
         f'<div class="mm-said">{question_html(question)}'
-        f"{output_html(result.text)}{confidence_html(result.confidence, 'answers', calibrated)}{truth_note}"
+        f"{output_html(result.text)}"
+        f"{confidence_html(result.confidence, SHARE_OF_ANSWERS if calibrated else None)}{truth_note}"
         f'<p class="mm-note">Answered in {milliseconds(result.timings["total"])}.</p></div>'
     )
 

@@ -49,19 +49,25 @@ def output_html(text: str) -> str:
     return f'<p class="{kind}" lang="en">{escape(text)}</p>'
 
 
-def confidence_html(value: float | None, unit: str, calibrated: bool) -> str:
+# what a calibrated confidence says
+SHARE_OF_WORDS = "of 100 words that come out like this, about {percent} are right"
+SHARE_OF_ANSWERS = "of 100 answers that come out like this, about {percent} are right"
+TRANSLATION_QUALITY = "the likely quality, from 0 % (another sentence) to 100 % (close to a right one)"
+
+
+def confidence_html(value: float | None, meaning: str | None) -> str:
     """Write a confidence, 0 to 1, in words; "" if there is none.
 
     Args:
-        unit: The unit that is right or wrong, "words" or "answers".
-        calibrated: Whether the confidence was fitted to data with known answers.
+        meaning: What it says, such as `SHARE_OF_WORDS`; None: it was not fitted to data with known answers.
     """
     if value is None:
         return ""
     percent = min(round(100 * value), 99)  # at most 99 %, because nothing is certain
-    share = f"Confidence {percent} %: of 100 {unit} that come out like this, about {percent} are right."
-    if not calibrated:
+    if meaning is None:
         share = f"Confidence {percent} %, as the model itself sees it: nobody has compared that with the truth."
+    else:
+        share = f"Confidence {percent} %: {meaning.format(percent=percent)}."
     if value >= UNSURE_CONFIDENCE:
         return f'<p class="mm-note">{share}</p>'
     return (

@@ -19,7 +19,7 @@ from torch import Tensor
 from mmdec import InputError
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import MAX_DECODERS, Report, run_decoding
-from mmdec.demo.html import UNSURE_CONFIDENCE, confidence_html, error_sentence, output_html, status
+from mmdec.demo.html import SHARE_OF_WORDS, UNSURE_CONFIDENCE, confidence_html, error_sentence, output_html, status
 from mmdec.demo.layout import (
     MAX_SECONDS,
     Controls,
@@ -94,7 +94,7 @@ def text_html(result: Transcript, reference: str = "") -> str:
     truth = f'<p class="mm-note">Really said: {escape(reference)}</p>' if reference and reference != result.text else ""
     return (
         f'<div class="mm-said">{output_html(result.text)}'
-        f"{confidence_html(result.confidence, 'words', calibrated)}{truth}"
+        f"{confidence_html(result.confidence, SHARE_OF_WORDS if calibrated else None)}{truth}"
         f'<p class="mm-note">{result.seconds:.1f} s of English in {milliseconds(result.timings["total"])}.</p>'
         f"<details><summary>Words at their times</summary><p>{words_html(result)}</p></details></div>"
     )
@@ -217,7 +217,9 @@ class LiveRecording:
 
 def _final(result: Transcript) -> str:
     low = (result.confidence or 0.0) < UNSURE_CONFIDENCE
-    return output_html(result.text) + (confidence_html(result.confidence, "words", result.calibrated) if low else "")
+    return output_html(result.text) + (
+        confidence_html(result.confidence, SHARE_OF_WORDS if result.calibrated else None) if low else ""
+    )
 
 
 def transcribe_piece(sound: Sound | None, talk: LiveRecording | None) -> tuple[str, str, LiveRecording | None]:

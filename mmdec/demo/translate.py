@@ -21,7 +21,7 @@ from mmdec.daspeech.passes import Graph, Pass
 from mmdec.daspeech.translate import Translation, load_translator, translate_speech
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Report
-from mmdec.demo.html import confidence_html, output_html, status
+from mmdec.demo.html import TRANSLATION_QUALITY, confidence_html, output_html, status
 from mmdec.demo.layout import (
     Controls,
     bind,
@@ -165,7 +165,7 @@ def text_html(result: Translation, french: str = "") -> str:
     spent = sum(result.timings.values())
     return (
         f'<div class="mm-said">{french_html}{output_html(result.text)}'
-        f"{confidence_html(result.confidence, 'words', bool(load_translator().calibrations))}"
+        f"{confidence_html(result.confidence, TRANSLATION_QUALITY if load_translator().calibrations else None)}"
         f'<p class="mm-note">{result.source_seconds:.1f} s of French, translated and spoken in '
         f"{milliseconds(spent)}.</p>"
         f"<details><summary>Time of each stage</summary><table><tbody>{rows}</tbody></table></details></div>"

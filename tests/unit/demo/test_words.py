@@ -12,7 +12,15 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from mmdec.demo import samples
-from mmdec.demo.html import UNEXPECTED, confidence_html, error_sentence, status
+from mmdec.demo.html import (
+    SHARE_OF_ANSWERS,
+    SHARE_OF_WORDS,
+    TRANSLATION_QUALITY,
+    UNEXPECTED,
+    confidence_html,
+    error_sentence,
+    status,
+)
 from mmdec.demo.race import compare_with_plain, round_listener, steps_from_rounds
 from mmdec.errors import InputError, MmdecError
 from mmdec.types import Round
@@ -66,11 +74,11 @@ def test_waiting_is_shown_and_read_out() -> None:
 
 def test_a_low_confidence_is_explained_in_a_sentence() -> None:
     assert "Confidence 93 %: of 100 words that come out like this, about 93 are right." in confidence_html(
-        0.934, "words", True
+        0.934, SHARE_OF_WORDS
     )
-    assert "Confidence 99 %" in confidence_html(1.0, "words", True)  # nothing is certain
-    assert "unsure" not in confidence_html(0.5, "words", True)
-    low = ElementTree.fromstring(confidence_html(0.31, "answers", False))
+    assert "Confidence 99 %" in confidence_html(1.0, TRANSLATION_QUALITY)  # nothing is certain
+    assert "unsure" not in confidence_html(0.5, SHARE_OF_ANSWERS)
+    low = ElementTree.fromstring(confidence_html(0.31, None))
     assert "".join(low.itertext()).startswith(
         "The model is unsure of this: it may well be wrong. Confidence 31 %, as the"
     )
