@@ -164,17 +164,18 @@ def examine(
     folder = CheckpointFolder.read(drafter_by_name(drafter, "drafter") or Path(drafter))
     template = template and has_template(model)
     run = _network_run(loaded, model.model)
+    inputs = [make_inputs(model, prompt, template) for prompt in prompts]
     layers = {-1}
     if run is not None:
-        columns = sum(make_inputs(model, prompt, template)["input_ids"].shape[1] + tokens for prompt in prompts)
+        columns = sum(prompt_inputs["input_ids"].shape[1] + tokens for prompt_inputs in inputs)
         layers |= _layers_to_record(run, folder, model.model, columns)
     needs = Needs(layers=tuple(sorted(layers)), embeds=True)
 
-    def answer(prompt: DoctorPrompt, template: bool) -> TargetAnswer | None:
-        return answer_prompt(target, make_inputs(model, prompt, template), loaded, tokens, needs)
+    def answer(prompt_inputs: dict[str, Any]) -> TargetAnswer | None:
+        return answer_prompt(target, prompt_inputs, loaded, tokens, needs)
 
     log(f"the model answers {len(prompts)} prompts")
-    answers = [answer(prompt, template) for prompt in prompts]
+    answers = [answer(prompt_inputs) for prompt_inputs in inputs]
     texts = [text for text in answers if text is not None]
     if not texts:
         raise InputError(
@@ -185,7 +186,7 @@ def examine(
         log("the model answers some of them " + ("without the chat template" if template else "as chats"))
         answered = [pair for pair in zip(prompts, answers, strict=True) if pair[1] is not None]
         for prompt, text in evenly_spaced(answered, MAX_TEMPLATE_PAIRS):
-            other = answer(prompt, not template)
+            other = answer(make_inputs(model, prompt, not template))
             if other is not None and text is not None:
                 pairs.append((text, other))
     log("the drafter is measured")

@@ -63,7 +63,7 @@ class PlainText:
             for each in special
             if each in added
         }
-        self._in_texts.update(ord(character) for alias in self._aliases.values() for character in alias)
+        self._in_texts.update(map(ord, "".join(self._aliases.values())))
 
     def hide(self, texts: Sequence[str], argument: str = "prompt") -> list[str]:
         """Return a caller's texts with the special tokens in them hidden, from template and processor alike.
